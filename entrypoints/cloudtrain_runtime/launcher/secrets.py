@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.aws_codes import DENIED, NOT_ACCEPTED, code_of
 from cloudtrain_runtime.contract.redaction import redact, register_values
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, open_session
@@ -23,13 +24,6 @@ from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, o
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 10
-_DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation")
-_NOT_ACCEPTED = (
-    "UnrecognizedClientException",
-    "InvalidClientTokenId",
-    "ExpiredTokenException",
-    "ExpiredToken",
-)
 _DETAIL_CHARACTERS = 300
 
 
@@ -159,14 +153,14 @@ def region_of(secret: str, region: str | None, environ: Mapping[str, str]) -> st
 
 
 def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = code_of(error)
     detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[
         :_DETAIL_CHARACTERS
     ]
     if code == "ResourceNotFoundException":
         stage = "" if reference.stage is None else f" with the stage {reference.stage}"
         return f"is not there{stage} in {region}: create it, or fix its name in code.env ({code}: {detail})"
-    if code in _DENIED:
+    if code in DENIED:
         # The ARN of a secret ends with six characters that are not in its name.
         by_name = f"arn:aws:secretsmanager:{region}:<account>:secret:{reference.secret}-??????"
         resource = reference.secret if reference.secret.startswith("arn:") else by_name
@@ -174,7 +168,7 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
             f"may not be read: the role needs secretsmanager:GetSecretValue on {resource}, and kms:Decrypt on the "
             f"secret's key where it has one of its own ({code}: {detail})"
         )
-    if code in _NOT_ACCEPTED:
+    if code in NOT_ACCEPTED:
         return (
             f"cannot be read: AWS does not accept the credentials: {_renewal()} ({code}: {detail})"
         )

@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterator
 
+from cloudtrain_runtime.contract import aws_codes
+from cloudtrain_runtime.contract.aws_codes import any_of, code_of
 from cloudtrain_runtime.s3.retry import is_container_endpoint
 
 _DETAIL_CHARACTERS = 300
@@ -29,12 +31,13 @@ _CREDENTIALS = (
         f"the container's credentials endpoint failed on every attempt: {_RENEWED_BY_ROLE}",
     ),
     (
-        r"Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO",
+        any_of(aws_codes.EXPIRED_CREDENTIALS)
+        + r"|Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO",
         "the credentials have expired and could not be renewed: sign in again, or use a role, which renews itself",
         f"the credentials of the job's role have expired and could not be renewed: {_RENEWED_BY_ROLE}",
     ),
     (
-        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|InvalidClientTokenId",
+        any_of(aws_codes.WRONG_KEY | aws_codes.WRONG_SIGNATURE),
         "the credentials are wrong: check AWS_PROFILE, or the keys in the environment",
         f"AWS does not accept the credentials of the job's role: {_RENEWED_BY_ROLE}",
     ),
@@ -45,22 +48,23 @@ _CREDENTIALS = (
     ),
 )
 _SENTENCES = (
-    (r"AccessDenied|Access Denied|Forbidden|KMS|\b403\b", _DENIED),
-    (r"NoSuchBucket", "there is no such bucket: check its name"),
+    (any_of(aws_codes.DENIED) + r"|Access Denied|KMS", _DENIED),
+    (any_of(aws_codes.MISSING_BUCKET), "there is no such bucket: check its name"),
     (r"NoSuchUpload", "another client ended the upload: check the bucket's lifecycle rules"),
-    (r"NoSuchKey|\b404\b", "there is no such object (any more)"),
+    (any_of(aws_codes.MISSING_OBJECT), "there is no such object (any more)"),
     (r"InvalidRange|\b416\b", "the object is shorter than expected"),
     (
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|IncorrectRegion|\b301\b",
         "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's region",
     ),
-    (r"RequestTimeTooSkewed|TIME_SKEWED", "this machine's clock is wrong: set it"),
+    (any_of(aws_codes.WRONG_TIME) + r"|TIME_SKEWED", "this machine's clock is wrong: set it"),
     (
-        r"SlowDown|[Tt]hrottl|RequestLimitExceeded|TooManyRequests|SLOW_DOWN|ServiceUnavailable|\b503\b",
+        # S3 answers 503 when it limits the requests for a prefix.
+        any_of(aws_codes.THROTTLED) + r"|[Tt]hrottl|SLOW_DOWN|ServiceUnavailable|\b503\b",
         "S3 throttled every attempt: save less often, or use more prefixes",
     ),
     (
-        r"InternalError|INTERNAL_ERROR|InternalServerError|\b500\b|\b502\b|\b504\b",
+        any_of(aws_codes.UNAVAILABLE) + r"|INTERNAL_ERROR",
         "S3 failed on every attempt: try again later",
     ),
     (
@@ -72,7 +76,9 @@ _SENTENCES = (
         "S3 rejects a part of this size: this is a bug in cloudtrain",
     ),
     (
-        r"Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming|IncompleteRead|Protocol|SSL|TLS|DNS",
+        any_of(aws_codes.TIMED_OUT)
+        + r"|Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming"
+        + r"|IncompleteRead|Protocol|SSL|TLS|DNS",
         _LOST,
     ),
 )
@@ -106,9 +112,8 @@ def is_recognized(error: S3Error) -> bool:
 
 def error_code(error: BaseException) -> str:
     """Return S3's code for an error, such as `NoSuchKey`, or an empty string."""
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        return str(response.get("Error", {}).get("Code", ""))
+    if code := code_of(error):
+        return code
     found = _CODE.search(str(error))
     return found[1] if found else ""
 

@@ -13,6 +13,11 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from cloudtrain_runtime.contract.aws_codes import (
+    CONDITION_CONFLICT,
+    CONDITION_NOT_MET,
+    MISSING_OBJECT,
+)
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
 from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
@@ -104,12 +109,9 @@ class S3Objects:
                         self._client.put_object(**self._place(key), Body=data)
                 except ClientError as error:
                     is_retried = is_retried or retry_count(error) > 0
-                    if error_code(error) in ("PreconditionFailed", "412"):
+                    if error_code(error) in CONDITION_NOT_MET:
                         return is_retried and self.read(key) == data
-                    if (
-                        error_code(error) not in ("ConditionalRequestConflict", "409")
-                        or pause is None
-                    ):
+                    if error_code(error) not in CONDITION_CONFLICT or pause is None:
                         raise
                     time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311  # spreads the writers
                 else:
@@ -224,7 +226,7 @@ class S3Objects:
             try:
                 return self._client.get_object(**self._place(key), **options)["Body"]
             except ClientError as error:
-                if error_code(error) not in ("NoSuchKey", "404"):
+                if error_code(error) not in MISSING_OBJECT:
                     raise
                 return None
 

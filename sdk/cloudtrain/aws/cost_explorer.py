@@ -12,6 +12,7 @@ from cloudtrain.aws.errors import aws_errors, make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.aws.session import make_session
 from cloudtrain.errors import CloudError
+from cloudtrain_runtime.contract.aws_codes import DENIED
 
 _REGION = "us-east-1"
 """The service has one endpoint, which reports all regions."""
@@ -24,7 +25,10 @@ _TRAINING = re.compile(r"(?:[A-Z0-9]+-)?(?:Train|TrSpt):ml\..+")
 _CENTS = 2
 _LONGEST = timedelta(days=365)
 _HINTS = {
-    "AccessDeniedException": "the credentials need ce:GetCostAndUsage on *, and Cost Explorer must be enabled once",
+    **dict.fromkeys(
+        DENIED,
+        "the credentials need ce:GetCostAndUsage on *, and Cost Explorer must be enabled once",
+    ),
     "DataUnavailableException": "Cost Explorer has no data yet: it needs up to 24 hours after it was enabled",
 }
 

@@ -24,6 +24,12 @@ from cloudtrain.settings.aws_profile import (
     profile_name,
     read_profiles,
 )
+from cloudtrain_runtime.contract.aws_codes import (
+    NOT_ACCEPTED,
+    WRONG_SIGNATURE,
+    WRONG_TIME,
+    code_of,
+)
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -44,12 +50,12 @@ _MODULES_OF_CREDENTIALS = ("botocore.credentials", "botocore.tokens")
 
 
 @dataclass(frozen=True)
-class CredentialProblem:
-    """What is wrong with credentials, region or clock.
+class Problem:
+    """Why a call of AWS has failed.
 
     Attributes:
         message: What is wrong, and where.
-        hint: What to do.
+        hint: What to do; empty if unknown.
         kind: The error to raise. `UnreachableError`: the same call may succeed later without the user.
     """
 
@@ -58,7 +64,7 @@ class CredentialProblem:
     kind: type[CloudError] = CredentialsError
 
 
-def find_credential_problem(error: BaseException) -> CredentialProblem | None:
+def find_credential_problem(error: BaseException) -> Problem | None:
     """Return what is wrong with what signs requests, or None for an error with another cause."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -75,30 +81,30 @@ def find_credential_problem(error: BaseException) -> CredentialProblem | None:
     return None
 
 
-def missing_credentials() -> CredentialProblem:
+def missing_credentials() -> Problem:
     """Return the problem of missing credentials, with what the chosen profile of AWS lacks."""
     profile = _profile()
     values = _profiles().get(profile, {})
     lacking = [key for key in ("sso_account_id", "sso_role_name") if key not in values]
     if lacking and any(key in values for key in _SSO_KEYS):
-        return CredentialProblem(
+        return Problem(
             f"there are no AWS credentials: {_place_of(profile)} lacks {' and '.join(lacking)}",
             _command("aws configure sso", profile),
         )
     if values and profile != "default":
-        return CredentialProblem(
+        return Problem(
             f"there are no AWS credentials: {_place_of(profile)} has none",
             f"sign in ({_command('aws configure', profile)}), or choose another profile: AWS_PROFILE",
         )
-    return CredentialProblem(
+    return Problem(
         "there are no AWS credentials",
         "sign in (aws configure, aws sso login, or AWS_PROFILE). To run on this machine without an account: --local",
     )
 
 
-def missing_region() -> CredentialProblem:
+def missing_region() -> Problem:
     """Return the problem of a missing region."""
-    return CredentialProblem(
+    return Problem(
         "no AWS region is set",
         "export CLOUDTRAIN_REGION=..., such as us-west-2, or store it: cloudtrain configure",
         CloudError,
@@ -108,7 +114,7 @@ def missing_region() -> CredentialProblem:
 # Exceptions of botocore, most of which come before a request
 
 
-def _of_missing_profile(_: Any) -> CredentialProblem:
+def _of_missing_profile(_: Any) -> Problem:
     config, credentials = aws_files(os.environ)
     known = sorted(_profiles())
     name = _profile()
@@ -116,64 +122,64 @@ def _of_missing_profile(_: Any) -> CredentialProblem:
     otherwise = f"the profiles are {', '.join(known)}" if known else ""
     create = f"to make it: aws configure --profile {shlex.quote(name)}"
     near = did_you_mean(name, known, otherwise)
-    return CredentialProblem(
+    return Problem(
         f'{variable}: there is no profile "{name}" in {config} or {credentials}',
         f"{near}; {create}" if near else create,
     )
 
 
-def _of_malformed_file(error: Any) -> CredentialProblem:
+def _of_malformed_file(error: Any) -> Problem:
     path = Path(str(error.kwargs.get("path", "")))
-    return CredentialProblem(
+    return Problem(
         f"{find_mistake(path)} (a configuration file of AWS)",
         "correct this line: a file has sections such as [profile dev], and below them lines such as region = us-west-2",
     )
 
 
-def _of_sso(error: Any) -> CredentialProblem:
+def _of_sso(error: Any) -> Problem:
     profile = find_profile_with(_profiles(), _profile(), _SSO_KEYS)
     reason = "is not signed in to AWS SSO"
     if type(error).__name__ != "SSOTokenLoadError":
         reason = "has an AWS SSO session that has expired"
-    return CredentialProblem(f"profile {profile} {reason}", _command("aws sso login", profile))
+    return Problem(f"profile {profile} {reason}", _command("aws sso login", profile))
 
 
-def _of_login(error: Any) -> CredentialProblem:
+def _of_login(error: Any) -> Problem:
     profile = find_profile_with(_profiles(), _profile(), ("login_session",))
-    return CredentialProblem(f"profile {profile}: {_line(error)}", _command("aws login", profile))
+    return Problem(f"profile {profile}: {_line(error)}", _command("aws login", profile))
 
 
-def _of_profile(error: Any) -> CredentialProblem:
+def _of_profile(error: Any) -> Problem:
     """Return the problem of a profile whose values do not fit together."""
     name = _profile()
     if type(error).__name__ == "MissingDependencyException":
-        return CredentialProblem(f"profile {name}: {_line(error)}", "pip install 'botocore[crt]'")
+        return Problem(f"profile {name}: {_line(error)}", "pip install 'botocore[crt]'")
     profile = find_profile_with(_profiles(), name, _OWN_CREDENTIALS)
     fix = f"correct {_place_of(profile)}"
     if any(key in _profiles().get(profile, {}) for key in _SSO_KEYS):
         fix += f", or make it anew: {_command('aws configure sso', profile)}"
-    return CredentialProblem(_line(error), fix)
+    return Problem(_line(error), fix)
 
 
-def _of_incomplete(error: Any) -> CredentialProblem:
+def _of_incomplete(error: Any) -> Problem:
     missing = error.kwargs.get("cred_var", "")
     if error.kwargs.get("provider") == "env":
-        return CredentialProblem(
+        return Problem(
             f"the environment has a part of the credentials, and lacks {missing}",
             f"export {missing}, or unset AWS_ACCESS_KEY_ID to use a profile",
         )
     profile = _profile()
-    return CredentialProblem(
+    return Problem(
         f"profile {profile} has a part of its credentials, and lacks {missing}",
         f"add {missing} to {_place_of(profile)}",
     )
 
 
-def _of_retrieval(error: Any) -> CredentialProblem:
+def _of_retrieval(error: Any) -> Problem:
     return _of_source(error, error.kwargs.get("error_msg", error))
 
 
-def _of_source(error: BaseException, reason: object = None) -> CredentialProblem:
+def _of_source(error: BaseException, reason: object = None) -> Problem:
     """Return the problem of a source of credentials that fails: a program, a file with a token, a container."""
     name, profiles = _profile(), _profiles()
     because = _line(reason or error)
@@ -183,7 +189,7 @@ def _of_source(error: BaseException, reason: object = None) -> CredentialProblem
     program = profiles.get(profile, {}).get("credential_process")
     if program is not None and not os.environ.get("AWS_ACCESS_KEY_ID"):
         because = because or "it ended with an error and printed no reason"
-        return CredentialProblem(
+        return Problem(
             f"the credential_process of profile {profile} ({program.place}) failed: {because}",
             "run that program by hand until it prints credentials, or choose another profile: AWS_PROFILE",
             UnreachableError,
@@ -193,17 +199,17 @@ def _of_source(error: BaseException, reason: object = None) -> CredentialProblem
     hint = "check AWS_PROFILE, or sign in again"
     if source is not None:
         hint = f"correct {source.variable or _place_of(str(source.profile))}"
-    return CredentialProblem(f"{where}: {because}", hint, UnreachableError)
+    return Problem(f"{where}: {because}", hint, UnreachableError)
 
 
-def _of_mfa(_: Any) -> CredentialProblem:
-    return CredentialProblem(
+def _of_mfa(_: Any) -> Problem:
+    return Problem(
         f"the credentials of profile {_profile()} have expired, and a new MFA code is needed",
         "run the command again: it asks for the code",
     )
 
 
-_BY_EXCEPTION: Mapping[str, Callable[[Any], CredentialProblem]] = {
+_BY_EXCEPTION: Mapping[str, Callable[[Any], Problem]] = {
     "ProfileNotFound": _of_missing_profile,
     "ConfigParseError": _of_malformed_file,
     "SSOError": _of_sso,
@@ -220,35 +226,19 @@ _BY_EXCEPTION: Mapping[str, Callable[[Any], CredentialProblem]] = {
 
 # Responses of AWS
 
-
-_EXPIRED_CODES = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"})
-_REJECTED_CODES = frozenset(
-    {
-        "AuthFailure",
-        "InvalidAccessKeyId",
-        "InvalidClientTokenId",
-        "InvalidToken",
-        "UnrecognizedClientException",
-    }
-)
-_SIGNATURE_CODES = frozenset({"SignatureDoesNotMatch", "InvalidSignatureException"})
-"""The secret key is wrong; or the clock, which only the message says."""
-_TIME_CODES = frozenset({"RequestExpired", "RequestInTheFuture", "RequestTimeTooSkewed"})
 _OF_TIME = ("expired", "not yet current")
 
 
-def _of_response(error: ClientError) -> CredentialProblem | None:
-    details = error.response.get("Error", {})
-    code, text = str(details.get("Code", "")), str(details.get("Message", ""))
-    if code in _TIME_CODES or (
-        code in _SIGNATURE_CODES and any(each in text.lower() for each in _OF_TIME)
-    ):
+def _of_response(error: ClientError) -> Problem | None:
+    code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+    is_late = code in WRONG_SIGNATURE and any(each in text.lower() for each in _OF_TIME)
+    if code in WRONG_TIME or is_late:
         return _of_time(error, code, text)
-    if code in _EXPIRED_CODES | _REJECTED_CODES | _SIGNATURE_CODES:
-        return CredentialProblem(_rejected("credentials", code, text), _renew(code))
+    if code in NOT_ACCEPTED:
+        return Problem(_rejected("credentials", code, text), _renew(code))
     if code == "ForbiddenException" and error.operation_name == "GetRoleCredentials":
         profile = find_profile_with(_profiles(), _profile(), _SSO_KEYS)
-        return CredentialProblem(
+        return Problem(
             f"AWS SSO gives profile {profile} no access to its role: {code}: {text}",
             f"correct sso_account_id and sso_role_name of {_place_of(profile)}",
         )
@@ -260,23 +250,23 @@ def _rejected(what: str, code: str, text: str) -> str:
     return f"AWS rejected the {what}: {reason}"
 
 
-def _of_time(error: ClientError, code: str, text: str) -> CredentialProblem:
+def _of_time(error: ClientError, code: str, text: str) -> Problem:
     """Return the problem of a rejected time. The response has AWS's time, which shows whether the clock is wrong."""
     message = _rejected("time of the request", code, text)
     there = aws_time(error.response)
     if there is None:
-        return CredentialProblem(message, CLOCK_FIX, UnreachableError)
+        return Problem(message, CLOCK_FIX, UnreachableError)
     here = time.time()
     if abs(here - there) > _MAX_AGREEING_SECONDS:
-        return CredentialProblem(
+        return Problem(
             f"{message}; this machine's clock is {describe_skew(here, there)}",
             CLOCK_FIX,
             UnreachableError,
         )
     if code == "RequestExpired":
         # EC2 has this code for temporary credentials that have expired, too.
-        return CredentialProblem(message, _renew(code))
-    return CredentialProblem(
+        return Problem(message, _renew(code))
+    return Problem(
         message, "this machine's clock agrees with AWS's now: try again", UnreachableError
     )
 
@@ -296,7 +286,7 @@ def _renew(code: str) -> str:
 
 def _renew_profile(profile: str, code: str) -> str:
     values = _profiles().get(profile, {})
-    wrong = "secret key" if code in _SIGNATURE_CODES else "access key"
+    wrong = "secret key" if code in WRONG_SIGNATURE else "access key"
     if any(key in values for key in (*_SSO_KEYS, "login_session")):
         command = "aws login" if "login_session" in values else "aws sso login"
         return _command(command, profile)

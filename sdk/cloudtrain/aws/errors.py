@@ -7,9 +7,11 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.aws.credential_errors import find_credential_problem, missing_credentials
+from cloudtrain.aws.credential_errors import Problem, find_credential_problem, missing_credentials
+from cloudtrain.aws.iam_actions import ACTIONS
 from cloudtrain.errors import CloudError, CredentialsError, NoCapacityError, UnreachableError
 from cloudtrain.support.proxies import proxy_variable_for, proxy_variables
+from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_BUCKET, TRANSIENT, code_of
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -47,28 +49,42 @@ def aws_errors(action: str, hints: Mapping[str, str] | None = None) -> Iterator[
         action: The action, such as `read the log`.
         hints: Hints by error code, which take precedence over the general ones.
     """
+    try:
+        yield
+    except Exception as error:
+        cause = explain(error, hints)
+        if cause is None:
+            raise
+        raise cause.kind(f"could not {action}: {cause.message}", cause.hint) from None
+
+
+def explain(error: Exception, hints: Mapping[str, str] | None = None) -> Problem | None:
+    """Return why a call of AWS has failed, or None for an error with another cause.
+
+    Args:
+        error: The exception of botocore or boto3.
+        hints: Hints by error code, which take precedence over the general ones.
+    """
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
     from botocore.parsers import ResponseParserError
 
-    try:
-        yield
-    except (ClientError, BotoCoreError, Boto3Error, ResponseParserError) as error:
-        # boto3's transfers wrap the exceptions of botocore.
-        cause = error.__context__ if isinstance(error, Boto3Error) else error
-        if cause is not None and (problem := find_credential_problem(cause)):
-            raise problem.kind(f"could not {action}: {problem.message}", problem.hint) from None
-        if isinstance(cause, ClientError):
-            raise _refused(action, cause, hints or {}) from None
-        raise _unreachable(action, error) from None
-    except (OSError, ValueError, RuntimeError) as error:
-        if problem := find_credential_problem(error):
-            raise problem.kind(f"could not {action}: {problem.message}", problem.hint) from None
-        if not isinstance(error, ValueError) or "endpoint" not in str(error).lower():
-            raise
-        raise CloudError(
-            f"could not {action}: {error}", "set AWS_ENDPOINT_URL to http://host:port"
-        ) from None
+    # boto3's transfers wrap the exceptions of botocore.
+    cause = error.__context__ if isinstance(error, Boto3Error) else error
+    if cause is not None and (problem := find_credential_problem(cause)):
+        return problem
+    if isinstance(cause, ClientError):
+        return _explain_response(cause, hints or {})
+    if isinstance(error, BotoCoreError | Boto3Error | ResponseParserError):
+        return _explain_connection(error)
+    if isinstance(error, ValueError) and "endpoint" in str(error).lower():
+        return Problem(str(error), "write AWS_ENDPOINT_URL as http://host:port", CloudError)
+    return None
+
+
+def action_of(error: Any) -> str:
+    """Return the IAM action that the call of a ClientError needs, or the operation if the action is unknown."""
+    return ACTIONS.get(error.operation_name, str(error.operation_name))
 
 
 class SuppressCodes:
@@ -82,84 +98,59 @@ class SuppressCodes:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         from botocore.exceptions import ClientError
 
-        return isinstance(error, ClientError) and error.response["Error"]["Code"] in self._codes
+        return isinstance(error, ClientError) and code_of(error) in self._codes
 
 
 _NETWORK_HINT = "check the network, the region and AWS_ENDPOINT_URL"
-_NO_PERMISSION = (
-    "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
-)
-_HINTS: dict[str, str] = {
-    "AccessDenied": _NO_PERMISSION,
-    "AccessDeniedException": _NO_PERMISSION,
-    "NoSuchBucket": "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists",
-    "ResourceLimitExceeded": "ask for a higher quota of this instance type in the Service Quotas console",
-    "ThrottlingException": "too many calls at once: try again in a minute",
-}
-
-
-_TRANSIENT_CODES = frozenset(
-    {
-        *(
-            "Throttling",
-            "ThrottlingException",
-            "ThrottledException",
-            "RequestThrottled",
-            "RequestThrottledException",
-        ),
-        *(
-            "TooManyRequestsException",
-            "RequestLimitExceeded",
-            "SlowDown",
-            "ServiceUnavailable",
-            "InternalFailure",
-        ),
-        *(
-            "ServiceUnavailableException",
-            "RequestTimeout",
-            "RequestTimeoutException",
-            "PriorRequestNotComplete",
-        ),
-    }
-)
 _SERVER_ERROR = 500
 
 
-def _refused(action: str, error: ClientError, hints: Mapping[str, str]) -> CloudError:
-    details = error.response.get("Error", {})
-    code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+def _explain_response(error: ClientError, hints: Mapping[str, str]) -> Problem:
+    code, message = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    kind = CloudError
-    if code in _TRANSIENT_CODES or status >= _SERVER_ERROR:
-        kind = UnreachableError
+    hint = ""
+    kind: type[CloudError] = CloudError
+    if code in TRANSIENT or status >= _SERVER_ERROR:
+        hint, kind = "try again in a minute", UnreachableError
+    elif code in DENIED:
+        hint = _grant(error)
+    elif code in MISSING_BUCKET:
+        hint = "create the bucket, or set CLOUDTRAIN_BUCKET to one that exists"
     elif code == "ResourceLimitExceeded":
+        hint = "ask for a higher quota of this instance type in the Service Quotas console"
         kind = NoCapacityError
-    return kind(
-        f"could not {action}: AWS says {code}: {message}", {**_HINTS, **hints}.get(code, "")
-    )
+    said = f"AWS says {code}: {message}"
+    if code.startswith("5") and code.isdigit():
+        # The response of a proxy or another server, which has no code of AWS.
+        said = f"the server returned status {code}"
+    return Problem(said, hints.get(code, hint), kind)
 
 
-def _unreachable(action: str, error: Exception) -> CloudError:
+def _grant(error: ClientError) -> str:
+    if error.operation_name in ACTIONS:
+        return f"grant {action_of(error)} to these credentials"
+    return "the credentials lack this permission: compare their policy with docs/reference/permissions.md"
+
+
+def _explain_connection(error: Exception) -> Problem:
     from botocore import exceptions
     from botocore.parsers import ResponseParserError
 
     if isinstance(error, exceptions.ParamValidationError):
-        return CloudError(
-            f"could not {action}: {error}",
-            "this boto3 is too old for it: pip install --upgrade boto3",
+        return Problem(
+            str(error), "this boto3 is too old for it: pip install --upgrade boto3", CloudError
+        )
+    if isinstance(error, ResponseParserError):
+        return Problem(
+            f"the response is not one of AWS: {error}", _connection_hint(error), UnreachableError
         )
     # botocore has two trees: a connection that is not made (DNS, refused, timeout) and one that is lost.
-    lost = (
-        exceptions.ConnectionError
-        | exceptions.HTTPClientError
-        | exceptions.IncompleteReadError
-        | ResponseParserError
-    )
+    lost = exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
     kind = UnreachableError if isinstance(error, lost) else CloudError
-    return kind(f"could not {action}: {describe_connection(error)}", connection_hint(error))
+    return Problem(_describe_connection(error), _connection_hint(error), kind)
 
 
-def describe_connection(error: Exception) -> str:
+def _describe_connection(error: Exception) -> str:
     """Return why AWS was not reached; of a proxy that has refused, also its answer."""
     from botocore.exceptions import ProxyConnectionError
 
@@ -170,7 +161,7 @@ def describe_connection(error: Exception) -> str:
     return str(error)
 
 
-def connection_hint(error: Exception) -> str:
+def _connection_hint(error: Exception) -> str:
     """Return what to check after an error of botocore that is no answer of AWS."""
     from botocore import exceptions
 

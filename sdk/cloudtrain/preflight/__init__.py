@@ -29,12 +29,11 @@ from cloudtrain.preflight import (
     storage,
 )
 from cloudtrain.preflight.account import Candidate, Candidates
-from cloudtrain.preflight.base import ACTIONS, Account, CheckContext, CheckGroup, start_thread
+from cloudtrain.preflight.base import Account, CheckContext, CheckGroup, start_thread
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.checks import Check, Result, unknown
 
 __all__ = [
-    "ACTIONS",
     "DEADLINE_SECONDS",
     "Candidate",
     "Candidates",

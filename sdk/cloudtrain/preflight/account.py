@@ -20,7 +20,6 @@ from cloudtrain.preflight.base import (
     UnansweredError,
     bucket_region,
     describe_error,
-    error_code,
     is_denied,
     map_concurrently,
 )
@@ -28,6 +27,7 @@ from cloudtrain.preflight.role import check_role, evaluate_trust, job_context_ke
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.aws_codes import code_of
 
 MAX_ROLES = 1000
 MAX_BUCKETS = 100
@@ -250,7 +250,7 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
     try:
         answer = account.client("s3").get_bucket_encryption(Bucket=name, **owner)
     except ClientError as error:
-        if error_code(error) == _UNENCRYPTED_CODE:
+        if code_of(error) == _UNENCRYPTED_CODE:
             return Candidate(name, fits=False, detail="has no default encryption")
         return Candidate(
             name, fits=True, detail=f"its encryption is unknown: {describe_error(error)[0]}"

@@ -11,18 +11,14 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from cloudtrain.aws.credential_errors import find_credential_problem
-from cloudtrain.aws.errors import (
-    SuppressCodes,
-    connection_hint,
-    describe_connection,
-    make_client,
-)
+from cloudtrain.aws.errors import SuppressCodes, action_of, explain, make_client
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain.support.checks import Check, unknown
+from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_IN_SAGEMAKER, code_of
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -34,56 +30,6 @@ READ_SECONDS = 10
 _ATTEMPTS = 3
 _MAX_THREADS = 10
 _MAX_MESSAGE_CHARACTERS = 200
-
-ACTIONS = {
-    "GetCallerIdentity": "sts:GetCallerIdentity",
-    "GetRole": "iam:GetRole",
-    "SimulatePrincipalPolicy": "iam:SimulatePrincipalPolicy",
-    "HeadBucket": "s3:ListBucket",
-    "ListObjectsV2": "s3:ListBucket",
-    "GetBucketLocation": "s3:GetBucketLocation",
-    "GetBucketPolicy": "s3:GetBucketPolicy",
-    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
-    "ListBuckets": "s3:ListAllMyBuckets",
-    "ListRoles": "iam:ListRoles",
-    "GetObject": "s3:GetObject",
-    "ListServiceQuotas": "servicequotas:ListServiceQuotas",
-    "ListAWSDefaultServiceQuotas": "servicequotas:ListAWSDefaultServiceQuotas",
-    "ListTrainingJobs": "sagemaker:ListTrainingJobs",
-    "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
-    "ListEndpoints": "sagemaker:ListEndpoints",
-    "DescribeEndpoint": "sagemaker:DescribeEndpoint",
-    "DescribeEndpointConfig": "sagemaker:DescribeEndpointConfig",
-    "DescribeJobQueues": "batch:DescribeJobQueues",
-    "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
-    "DescribeSecret": "secretsmanager:DescribeSecret",
-    "BatchGetImage": "ecr:BatchGetImage",
-    "DescribeSubnets": "ec2:DescribeSubnets",
-    "DescribeSecurityGroups": "ec2:DescribeSecurityGroups",
-    "DescribeVpcEndpoints": "ec2:DescribeVpcEndpoints",
-    "DescribeRouteTables": "ec2:DescribeRouteTables",
-    "DescribeBudgets": "budgets:ViewBudget",
-    "DescribeTrainingPlan": "sagemaker:DescribeTrainingPlan",
-    "DescribeFileSystems": "fsx:DescribeFileSystems",
-    "DescribeNetworkInterfaces": "ec2:DescribeNetworkInterfaces",
-    "DescribeMountTargets": "elasticfilesystem:DescribeMountTargets",
-    "DescribeMountTargetSecurityGroups": "elasticfilesystem:DescribeMountTargetSecurityGroups",
-    "ListRuleNamesByTarget": "events:ListRuleNamesByTarget",
-}
-"""IAM action by API operation, from AWS's Service Authorization Reference."""
-
-_DENIED_CODES = (
-    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
-    *("UnauthorizedAccess", "403", "Forbidden", "AllAccessDisabled"),
-)
-_MISSING_PLAN_CODES = ("ResourceNotFound", "ValidationException")
-_THROTTLED_CODES = (
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequestsException",
-    "RequestLimitExceeded",
-    "SlowDown",
-)
 
 
 def command(*words: object) -> str:
@@ -225,7 +171,7 @@ class CheckContext(Account):
 
     def _describe_plan(self, arn: str) -> Mapping[str, Any] | None:
         describe = self.client("sagemaker").describe_training_plan
-        return find(_MISSING_PLAN_CODES, describe, TrainingPlanName=arn)
+        return find(MISSING_IN_SAGEMAKER, describe, TrainingPlanName=arn)
 
     @property
     def most_instances(self) -> int:
@@ -271,56 +217,22 @@ def describe_error(error: Exception) -> tuple[str, str]:
 
     if isinstance(error, UnansweredError):
         return error.detail, error.fix
-    if problem := find_credential_problem(error):
-        return _one_line(problem.message), problem.hint
-    if isinstance(error, ClientError):
-        return _describe_client_error(error)
-    return _describe_missing_answer(error)
-
-
-def _describe_missing_answer(error: Exception) -> tuple[str, str]:
-    from botocore.exceptions import BotoCoreError
-    from botocore.parsers import ResponseParserError
-
-    if isinstance(error, BotoCoreError):
-        return f"no answer: {_one_line(describe_connection(error))}", connection_hint(error)
-    if isinstance(error, ValueError) and "endpoint" in str(error).lower():
-        return f"no answer: {_one_line(str(error))}", "write AWS_ENDPOINT_URL as http://host:port"
-    if isinstance(error, ResponseParserError):
-        return "the endpoint does not support this AWS operation", "check AWS_ENDPOINT_URL"
-    return (
-        f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}",
-        "please report it",
-    )
-
-
-def _describe_client_error(error: Any) -> tuple[str, str]:
-    code, action = error_code(error), ACTIONS.get(error.operation_name, error.operation_name)
-    if code in _DENIED_CODES:
+    cause = explain(error)
+    if cause is None:
         return (
-            f"these credentials lack the permission {action}",
-            f"grant {action} to these credentials",
+            f"a bug in cloudtrain: {type(error).__name__}: {_one_line(str(error))}",
+            "please report it",
         )
-    if code in _THROTTLED_CODES:
-        return f"AWS throttled the request ({action})", "try again in a minute"
-    if (
-        code.startswith("5") and code.isdigit()
-    ):  # not an AWS error, but the response of a proxy or another server
-        return f"{action}: the server returned status {code}", "try again in a minute"
-    return (
-        f"{action}: AWS returned {code}: {_one_line(error.response['Error'].get('Message', ''))}",
-        "",
-    )
+    if is_denied(error):
+        return f"these credentials lack the permission {action_of(error)}", cause.hint
+    if isinstance(error, ClientError) and find_credential_problem(error) is None:
+        return _one_line(f"{action_of(error)}: {cause.message}"), cause.hint
+    return _one_line(cause.message), cause.hint
 
 
-def error_code(error: Any) -> str:
-    """Return AWS's code of a ClientError."""
-    return str(error.response.get("Error", {}).get("Code", ""))
-
-
-def is_denied(error: Any) -> bool:
+def is_denied(error: Exception) -> bool:
     """Whether the error is a missing permission."""
-    return error_code(error) in _DENIED_CODES
+    return code_of(error) in DENIED
 
 
 def _one_line(text: str) -> str:

@@ -15,6 +15,11 @@ from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
+from cloudtrain_runtime.contract.aws_codes import (
+    MISSING_BUCKET,
+    MISSING_IN_SAGEMAKER,
+    MISSING_OBJECT,
+)
 from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests
 from cloudtrain_runtime.contract.manifest import Manifest, step_of_folder_name
 
@@ -36,7 +41,7 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
         fix = "copy it with aws s3 sync and resume from there: --set checkpoint.resume=s3://BUCKET/PREFIX"
         yield failed("checkpoints", message, fix)
         return
-    with SuppressCodes(("NoSuchBucket",)):
+    with SuppressCodes(MISSING_BUCKET):
         own = _read_folder(context, uri)
         yield (_check_script if context.plan.config.task is None else _check_task)(
             context, uri, own
@@ -57,7 +62,7 @@ def check_initial_weights(context: CheckContext) -> Iterator[Check]:
         yield passed(name, "the run resumes with its own weights")
         return
     found, is_new = "", True
-    with SuppressCodes(("NoSuchBucket",)):
+    with SuppressCodes(MISSING_BUCKET):
         found = _find_weights(context, uri)
         is_new = config.checkpoint.resume == "never" or not _newest_at(
             context, context.plan.locations.checkpoints, ""
@@ -171,7 +176,7 @@ class _S3Store:
     def read(self, folder: str, name: str) -> bytes | None:
         place = split_uri(self.uri)
         key = f"{place.key.rstrip('/')}/{folder}/{name}".lstrip("/")
-        with SuppressCodes(("NoSuchKey",)):  # deleted since it was listed
+        with SuppressCodes(MISSING_OBJECT):  # deleted since it was listed
             answer = self.context.client("s3").get_object(Bucket=place.bucket, Key=key)
             return bytes(answer["Body"].read())
         return None
@@ -247,9 +252,6 @@ def _nothing_to_resume(uri: str) -> Check:
 
 def _is_running(context: CheckContext, run: str) -> bool:
     """Whether a run's training job is in progress. Jobs of a queue have other names, so they are not found."""
-    absent = (
-        "ValidationException",
-        "ResourceNotFound",
-    )  # there is no such job, or the name is invalid
-    job = find(absent, context.client("sagemaker").describe_training_job, TrainingJobName=run)
+    describe = context.client("sagemaker").describe_training_job
+    job = find(MISSING_IN_SAGEMAKER, describe, TrainingJobName=run)
     return job is not None and job["TrainingJobStatus"] in ("InProgress", "Stopping")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from cloudtrain import catalog
-from cloudtrain.preflight.base import CheckContext, UnansweredError, command, error_code, is_denied
+from cloudtrain.preflight.base import CheckContext, UnansweredError, command, is_denied
 from cloudtrain.support.aws_names import ImageUri, parse_image
 from cloudtrain.support.checks import Check, failed, passed
+from cloudtrain_runtime.contract.aws_codes import code_of
 
 _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
@@ -65,7 +66,7 @@ def check_image(context: CheckContext) -> Iterator[Check]:
 
 
 def _check_without_registry(uri: str, image: ImageUri, error: Any) -> Check:
-    is_missing = error_code(error) == "RepositoryNotFoundException"
+    is_missing = code_of(error) == "RepositoryNotFoundException"
     name = uri.partition("/")[2]  # the catalog's entries are those of every region
     listed = next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
     if listed is not None and (is_missing or is_denied(error)):

@@ -12,11 +12,11 @@ from cloudtrain.preflight.base import (
     CheckContext,
     UnansweredError,
     command,
-    error_code,
     map_concurrently,
 )
 from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
+from cloudtrain_runtime.contract.aws_codes import code_of
 
 _ADDRESSES_PER_INSTANCE = 2
 _ADDRESSES_PER_EFA_INSTANCE = 5
@@ -87,7 +87,7 @@ def find_resources(
                 return dict(ec2.describe_subnets(SubnetIds=[name])["Subnets"][0])
             return dict(ec2.describe_security_groups(GroupIds=[name])["SecurityGroups"][0])
         except ClientError as error:
-            if not error_code(error).endswith((".NotFound", ".Malformed", "NotFound")):
+            if not code_of(error).endswith((".Malformed", "NotFound")):
                 raise
             return None
 

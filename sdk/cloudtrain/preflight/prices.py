@@ -13,6 +13,7 @@ from cloudtrain.aws.session import make_session
 from cloudtrain.catalog import Price, Prices, Source, hosting_key, merge_newest, read_prices
 from cloudtrain.errors import CloudError, SettingsError
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain_runtime.contract.aws_codes import DENIED
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _API_REGION = "us-east-1"
@@ -27,7 +28,7 @@ _PAGE = 100  # largest MaxResults of GetProducts (API reference)
 _USAGE = re.compile(r"(?:[A-Z0-9]+-)?(Train|Host):(ml\.[a-z0-9.-]+)")
 _HOSTING = "Host"
 _HOURS = "hrs"
-_HINTS = {"AccessDeniedException": "the credentials need the permission pricing:GetProducts on *"}
+_HINTS = dict.fromkeys(DENIED, "the credentials need the permission pricing:GetProducts on *")
 
 
 def refresh_prices(region: str, path: Path, *, today: date) -> Prices:

@@ -17,7 +17,6 @@ from cloudtrain.preflight.base import (
     bucket_region,
     command,
     describe_error,
-    error_code,
     is_denied,
     map_concurrently,
 )
@@ -26,6 +25,7 @@ from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+from cloudtrain_runtime.contract.aws_codes import MISSING_BUCKET, NOT_FOUND_STATUS, code_of
 
 PAGES = 20
 """Most pages of 1,000 objects that are counted per prefix; with more pages the count is a lower bound."""
@@ -33,7 +33,7 @@ PAGES = 20
 _SIZE_FACTOR = 1.1
 """Needed volume per byte of data, to leave space for the file system, the model and the outputs."""
 _GIB = 2**30  # the unit of VolumeSizeInGB
-_MISSING_BUCKET_CODES = ("NoSuchBucket", "404", "NotFound")
+_MISSING_BUCKET_CODES = MISSING_BUCKET | NOT_FOUND_STATUS
 
 
 def check_bucket(context: Account) -> Iterator[Check]:
@@ -58,7 +58,7 @@ def check_bucket(context: Account) -> Iterator[Check]:
 
 
 def _check_bucket_error(context: Account, bucket: str, error: Any) -> Check:
-    if error_code(error) in _MISSING_BUCKET_CODES:
+    if code_of(error) in _MISSING_BUCKET_CODES:
         make = command("aws", "s3", "mb", f"s3://{bucket}", "--region", context.region)
         return failed("bucket", f"there is no bucket {bucket}", make)
     if not is_denied(error):
@@ -168,7 +168,7 @@ def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
     try:
         return _measure_objects(context, channel, name)
     except (ClientError, BotoCoreError) as error:
-        if not isinstance(error, ClientError) or error_code(error) not in _MISSING_BUCKET_CODES:
+        if not isinstance(error, ClientError) or code_of(error) not in _MISSING_BUCKET_CODES:
             return _Measured(unknown(name, *describe_error(error)), None)
         fix = f"correct {name}, or copy the data: {command('aws', 's3', 'sync', 'FOLDER', uri)}"
         return _Measured(failed(name, f"there is no bucket {split_uri(uri).bucket}", fix), None)

@@ -23,6 +23,7 @@ from cloudtrain.errors import CloudError, DamagedCheckpointError, UserError
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
+from cloudtrain_runtime.contract.aws_codes import MISSING_OBJECT
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import Checksums, Manifest
 
@@ -154,7 +155,7 @@ class _S3Source:
 
     def _errors(self, verb: str) -> contextlib.AbstractContextManager[None]:
         return aws_errors(
-            f"{verb} the files at {self.uri}", dict.fromkeys(("404", "NoSuchKey"), _DELETED)
+            f"{verb} the files at {self.uri}", dict.fromkeys(MISSING_OBJECT, _DELETED)
         )
 
 

@@ -25,12 +25,18 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import submit_order
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.sweeps.stored_sweep import SWEEP_FILE, SWEEPS_FOLDER
+from cloudtrain_runtime.contract.aws_codes import (
+    CONDITION_CONFLICT,
+    CONDITION_NOT_MET,
+    DENIED,
+    MISSING_OBJECT,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _DATABASE = "sweep.db"
 _LOCK = "lock.json"
-_NOT_FOUND = ("NoSuchKey", "404", "AccessDenied", "403")
-_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
+_NOT_FOUND = MISSING_OBJECT | DENIED
+_REFUSED = CONDITION_NOT_MET | CONDITION_CONFLICT | MISSING_OBJECT
 _WRITER = "controller"
 """Metadata of `sweep.db`: the folder that wrote it."""
 _WRITER_FILE = "writer"

@@ -13,7 +13,8 @@ from support.jobs import EXAMPLES, REPOSITORY, Cli
 from support.preflight import ENOUGH, SCRIPT, Checks, budget
 
 import cloudtrain
-from cloudtrain.preflight import ACTIONS, start_checks
+from cloudtrain.aws.iam_actions import ACTIONS
+from cloudtrain.preflight import start_checks
 from cloudtrain.support.checks import Check, Result
 
 pytestmark = pytest.mark.aws

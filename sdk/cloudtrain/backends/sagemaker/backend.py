@@ -19,7 +19,7 @@ from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff
 from cloudtrain.backends.base import HostingAccount, make_storage_environ
-from cloudtrain.backends.sagemaker.batch_queue import TRAINING_JOB_NOT_FOUND, BatchQueues
+from cloudtrain.backends.sagemaker.batch_queue import BatchQueues
 from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.clients import Clients
 from cloudtrain.backends.sagemaker.endpoint_billing import list_uses
@@ -66,6 +66,7 @@ from cloudtrain.settings.settings import Settings, has_sdk
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
+from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER, code_of
 
 if TYPE_CHECKING:
     from cloudtrain.runs.previous_run import PreviousRun
@@ -299,7 +300,7 @@ class SageMakerBackend:
             else:
                 send_by_estimator(plan, self._aws.session(), client)
         except ClientError as error:
-            if error.response["Error"]["Code"] != "ResourceInUse" or not self._is_ours(plan):
+            if code_of(error) != "ResourceInUse" or not self._is_ours(plan):
                 raise
             # After a retry of botocore, this call itself created the job: the first response was lost.
             return int(error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0)) > 0
@@ -429,7 +430,7 @@ class SageMakerBackend:
         ):
             return known
         description: Mapping[str, Any] | None = None
-        with aws_errors("describe the training job"), SuppressCodes(TRAINING_JOB_NOT_FOUND):
+        with aws_errors("describe the training job"), SuppressCodes(MISSING_IN_SAGEMAKER):
             description = self._aws.client("sagemaker").describe_training_job(TrainingJobName=run)
         if description is None:
             description = self._queues.describe(run)
@@ -530,7 +531,7 @@ class SageMakerBackend:
                 # The job may have ended, or begun to stop, in the meantime.
                 state = self._state(run)
                 is_over = state is not None and (state.is_final or state is State.STOPPING)
-                if error.response["Error"]["Code"] != "ValidationException" or not is_over:
+                if code_of(error) != "ValidationException" or not is_over:
                     raise
 
     def end_warm_pool(self, run: str) -> None:

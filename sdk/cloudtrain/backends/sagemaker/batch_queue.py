@@ -25,6 +25,13 @@ from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.aws_codes import (
+    DENIED,
+    MISSING_BUCKET,
+    MISSING_IN_SAGEMAKER,
+    MISSING_OBJECT,
+    code_of,
+)
 from cloudtrain_runtime.contract.strict_json import load_json
 
 QUEUES_FOLDER = "queues"
@@ -50,9 +57,8 @@ Source: AWS Batch user guide, mapping service job status to SageMaker AI status,
 
 _SAGEMAKER_PREFIX = "Received status from SageMaker: "
 _TIME_LIMIT_PREFIX = "Terminated by JobStateTimeLimit"
-TRAINING_JOB_NOT_FOUND = ("ValidationException", "ResourceNotFound")
 _JOB_NOT_FOUND = ("ClientException", "ResourceNotFoundException")
-_OBJECT_NOT_FOUND = ("NoSuchKey", "NoSuchBucket", "404", "AccessDenied")
+_OBJECT_NOT_FOUND = MISSING_OBJECT | MISSING_BUCKET | DENIED
 """Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
 
 
@@ -106,10 +112,7 @@ class BatchQueues:
             except ClientError as error:
                 # "Identical payloads and clientTokens are considered the same request and the second is rejected": if
                 # the job exists, our first request succeeded and its response was lost.
-                if (
-                    error.response["Error"]["Code"] != "ClientException"
-                    or self._find_id(plan.run, known) is None
-                ):
+                if code_of(error) != "ClientException" or self._find_id(plan.run, known) is None:
                     raise
 
     def _base(self) -> str:
@@ -193,7 +196,7 @@ class BatchQueues:
 
     def _training_job(self, name: str) -> Mapping[str, Any] | None:
         """Return a training job, or None if it was deleted, as AWS Batch deletes those without capacity."""
-        with SuppressCodes(TRAINING_JOB_NOT_FOUND):
+        with SuppressCodes(MISSING_IN_SAGEMAKER):
             return dict(self._client("sagemaker").describe_training_job(TrainingJobName=name))
         return None
 

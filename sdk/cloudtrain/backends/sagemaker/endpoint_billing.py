@@ -19,12 +19,12 @@ from cloudtrain.job.spec import RUN_TAG
 from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
 from cloudtrain.support.records import append_record, read_records
+from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_IN_SAGEMAKER
 
 DELETED = "Deleted"
 _UNBILLED = ("Failed", "OutOfService")
 """Statuses of an endpoint that has no instances. Source: API reference of DescribeEndpoint."""
-_ABSENT = ("ValidationException", "ResourceNotFound")
-_HINTS = {"AccessDeniedException": "allow_endpoints of infra/ grants it: docs/how-to/deploy.md"}
+_HINTS = dict.fromkeys(DENIED, "allow_endpoints of infra/ grants it: docs/how-to/deploy.md")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:
     with aws_errors("list the endpoints", _HINTS):
         for page in client.get_paginator("list_endpoints").paginate(CreationTimeBefore=until):
             for summary in page["Endpoints"]:
-                with SuppressCodes(_ABSENT):  # deleted in the meantime
+                with SuppressCodes(MISSING_IN_SAGEMAKER):  # deleted in the meantime
                     described = client.describe_endpoint(EndpointName=summary["EndpointName"])
                     endpoint = read_endpoint(client, described)
                     if endpoint is not None:

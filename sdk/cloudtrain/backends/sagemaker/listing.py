@@ -18,14 +18,16 @@ from cloudtrain.planning.warm_pool import read_pool
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import is_run_id
+from cloudtrain_runtime.contract.aws_codes import DENIED
 
 _PAGE = 100
 """Largest page of ListTrainingJobs and Search (botocore's model, MaxResults)."""
 
 _NAME = re.compile(r"[a-zA-Z0-9\-]{1,63}")  # botocore's model, NameContains
-_HINTS = {
-    "AccessDeniedException": "allow sagemaker:ListTrainingJobs, and sagemaker:Search for --tag, to these credentials"
-}
+_HINTS = dict.fromkeys(
+    DENIED,
+    "allow sagemaker:ListTrainingJobs, and sagemaker:Search for --tag, to these credentials",
+)
 
 
 def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:

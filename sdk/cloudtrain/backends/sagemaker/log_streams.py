@@ -12,6 +12,7 @@ from cloudtrain.aws.errors import aws_errors
 from cloudtrain.errors import UnreachableError
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain_runtime.contract import sort_hosts
+from cloudtrain_runtime.contract.aws_codes import code_of
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 """Source: "Log Groups and Streams That Amazon SageMaker AI Logs", SageMaker developer guide, 2026."""
@@ -178,7 +179,7 @@ def call_logs(
             except ResponseParserError:
                 continue
             except ClientError as error:
-                code = error.response["Error"]["Code"]
+                code = code_of(error)
                 if code == "ResourceNotFoundException":
                     return None
                 if code == "InvalidParameterException" and "nextToken" in arguments:

@@ -11,6 +11,7 @@ from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, RunConfig
+from cloudtrain_runtime.contract.aws_codes import MISSING_OBJECT
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import apply_trial, read_values, uri_of_trial
 
@@ -67,7 +68,7 @@ class StoredPlans:
         """Return a JSON object in S3; None if there is none, and an empty one if another program wrote it."""
         bucket, key = split_uri(uri)
         body: bytes | None = None
-        with aws_errors(f"read {uri}"), SuppressCodes(("NoSuchKey",)):
+        with aws_errors(f"read {uri}"), SuppressCodes(MISSING_OBJECT):
             body = self._client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
         if body is None:
             return None

@@ -16,12 +16,18 @@ from typing import Any
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.aws_codes import (
+    CONDITION_CONFLICT,
+    CONDITION_NOT_MET,
+    DENIED,
+    MISSING_OBJECT,
+)
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _FOLDER = "requests"
-_NOT_FOUND = ("NoSuchKey", "404", "AccessDenied", "403")
+_NOT_FOUND = MISSING_OBJECT | DENIED
 """Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
-_REFUSED = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409", "NoSuchKey", "404")
+_REFUSED = CONDITION_NOT_MET | CONDITION_CONFLICT | MISSING_OBJECT
 """S3 answers `If-Match` with the last two if the object has been deleted in the meantime."""
 
 

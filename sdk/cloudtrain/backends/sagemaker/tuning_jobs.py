@@ -14,8 +14,8 @@ from cloudtrain.bundle.archive import Bundle
 from cloudtrain.catalog import Prices
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
+from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER, code_of
 
-_NOT_FOUND = ("ResourceNotFound", "ResourceNotFoundException")
 _IN_USE = "ResourceInUse"
 _STATES = {
     "InProgress": State.RUNNING,
@@ -50,7 +50,7 @@ class TuningJobs:
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """Return the response of DescribeHyperParameterTuningJob, or None if there is no such tuning job."""
         found: list[Mapping[str, Any]] = []
-        with aws_errors("describe the tuning job"), SuppressCodes(_NOT_FOUND):
+        with aws_errors("describe the tuning job"), SuppressCodes(MISSING_IN_SAGEMAKER):
             found.append(
                 self._sagemaker.describe_hyper_parameter_tuning_job(
                     HyperParameterTuningJobName=name
@@ -121,7 +121,7 @@ class TuningJobs:
             except ClientError as error:
                 job = self.describe(name)
                 is_over = job is not None and job["HyperParameterTuningJobStatus"] != "InProgress"
-                if error.response["Error"]["Code"] != "ValidationException" or not is_over:
+                if code_of(error) != "ValidationException" or not is_over:
                     raise
 
     @property

@@ -30,6 +30,7 @@ from cloudtrain.bundle import ProgressCallback, printable_name
 from cloudtrain.errors import UserError
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_OBJECT, code_of
 
 PART_BYTES = 8 * 2**20
 """Size of a part. Larger files are uploaded in parts."""
@@ -38,10 +39,6 @@ MAX_CONCURRENCY = 10
 
 _MAX_ARCHIVE_AGE_DAYS = 30
 """Older archives are uploaded again, so that a lifecycle rule for old code does not delete one that a job needs."""
-
-_NOT_FOUND = ("404", "NoSuchKey", "NotFound")
-_ACCESS_DENIED = ("403", "AccessDenied")
-"""S3's answer for a missing object without permission to list the bucket (API reference of HeadObject)."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +186,10 @@ class Uploads:
         try:
             answer = self._client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
         except ClientError as error:
-            if error.response["Error"]["Code"] in _ACCESS_DENIED:
+            if code_of(error) in DENIED:
+                # S3 answers so for a missing object, too, without permission to list the bucket.
                 return _ExistingObject(checksum="", is_old=False)
-            if error.response["Error"]["Code"] not in _NOT_FOUND:
+            if code_of(error) not in MISSING_OBJECT:
                 raise
             return None
         now = parsedate_to_datetime(
@@ -205,7 +203,7 @@ class Uploads:
     def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
         """Return sizes by key; empty without permission to list."""
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-        with SuppressCodes(_ACCESS_DENIED):
+        with SuppressCodes(DENIED):
             return {
                 entry["Key"]: int(entry["Size"])
                 for page in pages

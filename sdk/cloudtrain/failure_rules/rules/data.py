@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+from cloudtrain_runtime.contract.aws_codes import (
+    DENIED,
+    MISSING_BUCKET,
+    MISSING_OBJECT,
+    NOT_ACCEPTED,
+    THROTTLED,
+    any_of,
+)
 
 ALLOW_BUCKET = (
     Part("Allow the role [role] this operation on the bucket,", places=Places.ACCOUNT),
@@ -165,7 +173,7 @@ RULES: tuple[Rule, ...] = (
     # botocore.exceptions.ClientError, by the code: S3's API reference, "Error responses".
     Rule(
         FailureClass.S3_ACCESS,
-        rf"An error occurred \((?:404|NoSuchBucket|NoSuchKey)\) {_OF_S3}",
+        rf"An error occurred \({any_of(MISSING_BUCKET | MISSING_OBJECT)}\) {_OF_S3}",
         "S3 has no such object or bucket: print the bucket and the key before the call, and compare them with what is "
         "there (aws s3 ls). Permissions are not the cause.",
         needles=("An error occurred (",),
@@ -178,27 +186,26 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         FailureClass.S3_ACCESS,
-        rf"An error occurred \(SlowDown\) {_OF_S3}",
+        rf"An error occurred \({any_of(THROTTLED)}\) {_OF_S3}",
         "S3 limits the requests for a prefix: read fewer and larger files, or let the client repeat more often, with "
         "code.env.AWS_MAX_ATTEMPTS set to 10.",
         needles=("An error occurred (",),
     ),
     Rule(
         FailureClass.IAM,
-        rf"An error occurred \((?:SignatureDoesNotMatch|ExpiredToken|InvalidAccessKeyId)\) {_OF_S3}",
+        rf"An error occurred \({any_of(NOT_ACCEPTED)}\) when calling the (?P<operation>\w+) operation",
         _USE_VALID_CREDENTIALS,
         needles=("An error occurred (",),
     ),
     Rule(
         FailureClass.S3_ACCESS,
-        rf"An error occurred \((?:AccessDenied|403|Forbidden|AllAccessDisabled)\) {_OF_S3}",
+        rf"An error occurred \({any_of(DENIED)}\) {_OF_S3}",
         ALLOW_BUCKET,
         needles=("An error occurred (",),
     ),
     Rule(
         FailureClass.IAM,
-        r"An error occurred \((?:AccessDenied\w*|UnauthorizedOperation|UnrecognizedClientException"
-        r"|InvalidClientTokenId)\) when calling the (?P<operation>\w+) operation",
+        rf"An error occurred \({any_of(DENIED)}\) when calling the (?P<operation>\w+) operation",
         _ALLOW_CALL,
         needles=("An error occurred (",),
     ),

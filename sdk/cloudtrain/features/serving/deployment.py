@@ -47,6 +47,7 @@ from cloudtrain.preflight.base import find
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import backend_option
+from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _PACKAGE: Final = "model.tar.gz"
@@ -54,8 +55,6 @@ _IN_SERVICE, _FAILED = "InService", ("Failed", "OutOfService", "UpdateRollbackFa
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack")
 _DELETING, _GONE = "Deleting", "deleted"
 _WAIT_SECONDS = 3600.0
-_ABSENT = "ValidationException"
-"""SageMaker's answer about a model, a configuration or an endpoint that does not exist."""
 _JSON: Final = "application/json"
 _PROBE = b'{"inputs": []}'
 """A request that a model of `cloudtrain` refuses by itself, so that its answer shows that it runs."""
@@ -222,7 +221,7 @@ def undeploy(
         if found is not None:
             configs.add(found["EndpointConfigName"])
         for config in configs:
-            with SuppressCodes((_ABSENT,)):
+            with SuppressCodes(MISSING_IN_SAGEMAKER):
                 described = client.describe_endpoint_config(EndpointConfigName=config)
                 models |= {
                     each["ModelName"]
@@ -234,11 +233,11 @@ def undeploy(
             _delete_endpoint(account, found, progress)
             deleted.append(f"endpoint {name}")
         for config in sorted(configs):
-            with SuppressCodes((_ABSENT,)):
+            with SuppressCodes(MISSING_IN_SAGEMAKER):
                 client.delete_endpoint_config(EndpointConfigName=config)
                 deleted.append(f"endpoint configuration {config}")
         for model in sorted(models):
-            with SuppressCodes((_ABSENT,)):
+            with SuppressCodes(MISSING_IN_SAGEMAKER):
                 client.delete_model(ModelName=model)
                 deleted.append(f"model {model}")
     if not deleted:
@@ -347,7 +346,9 @@ def _uri(settings: Settings, run: str, digest: str, options: EndpointOptions) ->
 
 def _find_endpoint(account: HostingAccount, name: str) -> dict[str, Any] | None:
     with aws_errors("describe the endpoint"):
-        return find((_ABSENT,), account.client("sagemaker").describe_endpoint, EndpointName=name)
+        return find(
+            MISSING_IN_SAGEMAKER, account.client("sagemaker").describe_endpoint, EndpointName=name
+        )
 
 
 def _check(
@@ -431,7 +432,7 @@ def _start(
     for kind, describe, create, request in steps:  # an earlier deploy may have been interrupted
         name = str(request[f"{kind}Name"])
         with aws_errors(f"create the {kind}"):
-            if find((_ABSENT,), describe, **{f"{kind}Name": name}) is None:
+            if find(MISSING_IN_SAGEMAKER, describe, **{f"{kind}Name": name}) is None:
                 progress(f"creating {name}")
                 create(**request)
     progress("waiting until the endpoint is in service")

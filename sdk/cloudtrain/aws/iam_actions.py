@@ -1,0 +1,40 @@
+"""Permissions that calls of AWS need."""
+
+from __future__ import annotations
+
+ACTIONS = {
+    "GetCallerIdentity": "sts:GetCallerIdentity",
+    "GetRole": "iam:GetRole",
+    "SimulatePrincipalPolicy": "iam:SimulatePrincipalPolicy",
+    "HeadBucket": "s3:ListBucket",
+    "ListObjectsV2": "s3:ListBucket",
+    "GetBucketLocation": "s3:GetBucketLocation",
+    "GetBucketPolicy": "s3:GetBucketPolicy",
+    "GetBucketEncryption": "s3:GetEncryptionConfiguration",
+    "ListBuckets": "s3:ListAllMyBuckets",
+    "ListRoles": "iam:ListRoles",
+    "GetObject": "s3:GetObject",
+    "ListServiceQuotas": "servicequotas:ListServiceQuotas",
+    "ListAWSDefaultServiceQuotas": "servicequotas:ListAWSDefaultServiceQuotas",
+    "ListTrainingJobs": "sagemaker:ListTrainingJobs",
+    "DescribeTrainingJob": "sagemaker:DescribeTrainingJob",
+    "ListEndpoints": "sagemaker:ListEndpoints",
+    "DescribeEndpoint": "sagemaker:DescribeEndpoint",
+    "DescribeEndpointConfig": "sagemaker:DescribeEndpointConfig",
+    "DescribeJobQueues": "batch:DescribeJobQueues",
+    "DescribeServiceEnvironments": "batch:DescribeServiceEnvironments",
+    "DescribeSecret": "secretsmanager:DescribeSecret",
+    "BatchGetImage": "ecr:BatchGetImage",
+    "DescribeSubnets": "ec2:DescribeSubnets",
+    "DescribeSecurityGroups": "ec2:DescribeSecurityGroups",
+    "DescribeVpcEndpoints": "ec2:DescribeVpcEndpoints",
+    "DescribeRouteTables": "ec2:DescribeRouteTables",
+    "DescribeBudgets": "budgets:ViewBudget",
+    "DescribeTrainingPlan": "sagemaker:DescribeTrainingPlan",
+    "DescribeFileSystems": "fsx:DescribeFileSystems",
+    "DescribeNetworkInterfaces": "ec2:DescribeNetworkInterfaces",
+    "DescribeMountTargets": "elasticfilesystem:DescribeMountTargets",
+    "DescribeMountTargetSecurityGroups": "elasticfilesystem:DescribeMountTargetSecurityGroups",
+    "ListRuleNamesByTarget": "events:ListRuleNamesByTarget",
+}
+"""IAM action by API operation, from AWS's Service Authorization Reference."""
