@@ -284,6 +284,15 @@ def test_without_a_bucket_no_queue_is_searched(front: Front) -> None:
     assert set(front.seen) == {"DescribeTrainingJob", "ListTrainingJobs"}
 
 
+def test_the_folder_that_a_console_makes_is_no_queue(front: Front) -> None:
+    import boto3
+
+    boto3.client("s3").put_object(Bucket="cloudtrain-test", Key="cloudtrain/queues/", Body=b"")
+    backend = SageMakerBackend(Settings(bucket="cloudtrain-test", region="us-west-2"))
+    assert list(backend.list()) == []
+    assert not any("/v1/" in name for name in front.seen)
+
+
 def put_plan(text: str) -> None:
     """Store content as the plan of a run."""
     import boto3

@@ -124,8 +124,13 @@ def read_raw(raw: Raw) -> Iterator[Call]:
 
 
 def _caller(raw: Raw) -> tuple[str, str] | None:
-    # The sandbox's process only forwards calls, and a session makes clients for others.
-    passed = ("cloudtrain.backends.sandbox.process:", "cloudtrain.aws.session:")
+    # The sandbox's process only forwards calls, and a session makes clients for others, which read and write objects.
+    passed = (
+        "cloudtrain.backends.sandbox.process:",
+        "cloudtrain.aws.session:",
+        "cloudtrain.aws.s3_objects:",
+        "cloudtrain.aws.s3_lock:",
+    )
     stack = [each for each in raw["stack"] if not each.startswith(passed)]
     # A call of the sandbox counts as the sandbox's, also when it passes through other packages.
     stack = [each for each in stack if each.startswith("cloudtrain.backends.sandbox.")] or stack

@@ -179,7 +179,6 @@ SOURCES = (
         (
             f"{_S}/sweeps/kept_code.py",
             f"{_S}/sweeps/stored_sweep.py",
-            f"{_S}/sweeps/shared_copy.py",
             f"{_S}/sweeps/trial.py",
             f"{_S}/sweeps/tuning_engine.py",
         ),
@@ -218,8 +217,8 @@ SOURCES = (
         "tests/sandbox/test_bucket_owners.py::test_every_request_of_client_and_container_names_the_owner",
         (
             f"{_S}/backends/sagemaker/stored_plans.py",
-            f"{_S}/backends/sagemaker/submit_lock.py",
-            f"{_S}/backends/sagemaker/batch_queue.py",
+            f"{_S}/aws/s3_lock.py",
+            f"{_S}/aws/s3_objects.py",
         ),
     ),
     Source(

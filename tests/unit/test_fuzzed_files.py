@@ -21,9 +21,9 @@ from support.jobs import EXAMPLES
 from support.sizes import tries
 
 from cloudtrain import plan
+from cloudtrain.aws.s3_lock import parse_holder
 from cloudtrain.backends.container.state_file import read_state
 from cloudtrain.backends.sagemaker.endpoint_billing import _recorded
-from cloudtrain.backends.sagemaker.submit_lock import _parse_run
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.backends.sandbox.fault_injection import FaultPlan
 from cloudtrain.backends.sandbox.process import find_sandbox
@@ -175,7 +175,7 @@ READERS = {
     "evaluation": Reader(EVALUATION, "evaluation.json", _evaluation),
     "sandbox.json": Reader(SANDBOX, "sandbox.json", lambda file: find_sandbox(file.parent)),
     "cache of digests": Reader(DIGESTS, "digests.json", _digest),
-    "lock of a submit": Reader({"run": RUN}, "lock", lambda file: _parse_run(file.read_bytes())),
+    "lock in S3": Reader({"run": RUN}, "lock", lambda file: parse_holder(file.read_bytes(), "run")),
     "sweep.json": Reader(
         SWEEP_RECORD, "sweep.json", lambda file: StoredSweep.read(file.parent), (CloudtrainError,)
     ),

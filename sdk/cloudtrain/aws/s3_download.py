@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.retry import client_retries
+from cloudtrain.aws.s3_objects import head_object, list_objects, list_pages, transfer_manager
 from cloudtrain.aws.session import NO_SHARED_FILES, make_isolated_session, make_session
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
@@ -50,15 +51,13 @@ def find_objects(s3: Any, uri: str) -> Iterator[FoundObject]:
     bucket, key = split_uri(uri)
     if key and not key.endswith("/"):
         # S3 lists in the order of keys, so an object with exactly this key comes first.
-        first = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", [])
+        first = next(list_pages(s3, uri, MaxKeys=1)).get("Contents", [])
         if first and first[0]["Key"] == key:
             yield FoundObject.of(first[0], key.rpartition("/")[2])
             return
         key += "/"
-    for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key):
-        for entry in page.get("Contents", []):
-            if not entry["Key"].endswith("/"):
-                yield FoundObject.of(entry, entry["Key"].removeprefix(key))
+    for entry in list_objects(s3, f"s3://{bucket}/{key}"):
+        yield FoundObject.of(entry, entry["Key"].removeprefix(key))
 
 
 def download(s3: Any, uri: str, folder: Path) -> int:
@@ -114,13 +113,10 @@ def fetch_objects(
     Raises:
         boto3.exceptions.Boto3Error, botocore.exceptions.ClientError: S3 refused; the others are cancelled.
     """
-    from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+    from boto3.s3.transfer import ProgressCallbackInvoker
 
-    config = TransferConfig(
-        preferred_transfer_client="classic"
-    )  # the CRT client behaves differently on interrupts
     counter = [ProgressCallbackInvoker(on_bytes)]
-    with create_transfer_manager(s3, config) as manager:
+    with transfer_manager(s3) as manager:
         waiting = [
             manager.download(bucket, key, str(path), subscribers=counter)
             for bucket, key, path in wanted
@@ -130,7 +126,7 @@ def fetch_objects(
             yield
 
 
-def stored_digest(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
+def stored_digest(s3: Any, uri: str) -> tuple[str, str] | None:
     """Return the algorithm and hexadecimal digest that S3 has stored for all bytes of an object, or None.
 
     The ETag is the MD5 of an object that was uploaded in one part and is not encrypted with a key of KMS or the user.
@@ -138,7 +134,7 @@ def stored_digest(s3: Any, bucket: str, key: str) -> tuple[str, str] | None:
     Raises:
         botocore.exceptions.ClientError: S3 refused.
     """
-    head = s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+    head = head_object(s3, uri)
     for algorithm in ("sha256", "crc32"):
         value = head.get(f"Checksum{algorithm.upper()}", "-")
         if "-" not in value and head.get("ChecksumType") != "COMPOSITE":

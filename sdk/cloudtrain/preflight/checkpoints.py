@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cloudtrain.aws.errors import SuppressCodes
+from cloudtrain.aws.s3_objects import find_object
 from cloudtrain.planning.continuation import Continuation, find_continuation
 from cloudtrain.planning.storage_layout import split_checkpoint
 from cloudtrain.preflight.base import CheckContext, UnansweredError, command, find
-from cloudtrain.preflight.storage import list_objects
+from cloudtrain.preflight.storage import count_objects
 from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
@@ -18,7 +19,6 @@ from cloudtrain_runtime.contract import MODEL_FILE, WEIGHT_FILES
 from cloudtrain_runtime.contract.aws_codes import (
     MISSING_BUCKET,
     MISSING_IN_SAGEMAKER,
-    MISSING_OBJECT,
 )
 from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests
 from cloudtrain_runtime.contract.manifest import Manifest, step_of_folder_name
@@ -83,7 +83,7 @@ def check_initial_weights(context: CheckContext) -> Iterator[Check]:
 def _find_weights(context: CheckContext, uri: str) -> str:
     """Return what a uri of initial weights names; empty if there is nothing. The runtime looks in the same order."""
     file = uri if uri.endswith(WEIGHT_FILES) else f"{uri}/{MODEL_FILE}"
-    size = list_objects(context, file).sizes.get(split_uri(file).key)
+    size = count_objects(context, file).sizes.get(split_uri(file).key)
     if size is not None or file == uri:
         return "" if size is None else f"{file} ({format_size(size)})"
     saved = _newest_at(context, uri, "")
@@ -148,7 +148,7 @@ def _read_folder(context: CheckContext, uri: str) -> _FolderContent:
     prefix = f"{prefix}/" if prefix else ""
     folders: dict[str, dict[str, int]] = {}
     foreign: list[str] = []
-    for key, size in list_objects(context, f"s3://{split_uri(uri).bucket}/{prefix}").sizes.items():
+    for key, size in count_objects(context, f"s3://{split_uri(uri).bucket}/{prefix}").sizes.items():
         folder, _, file = key.removeprefix(prefix).partition("/")
         if file and step_of_folder_name(folder) is not None:
             folders.setdefault(folder, {})[file] = size
@@ -174,12 +174,10 @@ class _S3Store:
         return self.content.folders
 
     def read(self, folder: str, name: str) -> bytes | None:
-        place = split_uri(self.uri)
-        key = f"{place.key.rstrip('/')}/{folder}/{name}".lstrip("/")
-        with SuppressCodes(MISSING_OBJECT):  # deleted since it was listed
-            answer = self.context.client("s3").get_object(Bucket=place.bucket, Key=key)
-            return bytes(answer["Body"].read())
-        return None
+        # It may have been deleted since it was listed.
+        uri = f"{self.uri.rstrip('/')}/{folder}/{name}"
+        found = find_object(self.context.client("s3"), uri)
+        return None if found is None else found.body
 
 
 def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.aws.s3_objects import entries_of, list_pages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.base import (
     Account,
@@ -114,22 +116,11 @@ class _Measured:
     is_complete: bool = True
 
 
-def list_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> Listing:
+def count_objects(context: CheckContext, uri: str, *, pages: int = PAGES) -> Listing:
     """Return the objects whose keys begin with a URI's key, as SageMaker's S3Prefix does, without folder markers."""
-    place = split_uri(uri)
-    sizes: dict[str, int] = {}
-    arguments: dict[str, Any] = {"Bucket": place.bucket, "Prefix": place.key}
-    for _ in range(pages):
-        page = context.client("s3").list_objects_v2(**arguments)
-        sizes |= {
-            entry["Key"]: entry["Size"]
-            for entry in page.get("Contents", [])
-            if not entry["Key"].endswith("/")
-        }
-        if not page.get("IsTruncated"):
-            return Listing(sizes, is_complete=True)
-        arguments["ContinuationToken"] = page["NextContinuationToken"]
-    return Listing(sizes, is_complete=False)
+    read = list(islice(list_pages(context.client("s3"), uri), pages))
+    sizes = {entry["Key"]: entry["Size"] for page in read for entry in entries_of(page)}
+    return Listing(sizes, is_complete=not read[-1].get("IsTruncated"))
 
 
 def data_check_names(plan: Plan) -> tuple[str, ...]:
@@ -182,7 +173,7 @@ def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: st
         near = f"s3://BUCKET-IN-{here}/{split_uri(uri).key}"
         fix = command("aws", "s3", "sync", uri, near, "--source-region", region, "--region", here)
         return _Measured(failed(name, message, fix), None)
-    listing = list_objects(context, uri)
+    listing = count_objects(context, uri)
     neighbours = _neighbours(context, uri)
     sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     instances = context.plan.cluster.instances
@@ -213,10 +204,10 @@ def _neighbours(context: CheckContext, uri: str) -> tuple[str, ...]:
 
     Returns at most 1,000 names: keys, and folders with a slash at the end.
     """
-    bucket, key = split_uri(uri)
+    key = split_uri(uri).key
     if not key or key.endswith("/"):
         return ()
-    page = context.client("s3").list_objects_v2(Bucket=bucket, Prefix=key, Delimiter="/")
+    page = next(list_pages(context.client("s3"), uri, Delimiter="/"))
     names = [entry["Key"] for entry in page.get("Contents", [])]
     names += [entry["Prefix"] for entry in page.get("CommonPrefixes", [])]
     own = key if key in names else f"{key}/"

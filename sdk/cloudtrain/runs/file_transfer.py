@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_download import fetch_objects, find_objects, names_file, stored_digest
+from cloudtrain.aws.s3_objects import get_object
 from cloudtrain.errors import CloudError, DamagedCheckpointError, UserError
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.s3_uri import split_uri
@@ -136,17 +137,12 @@ class _S3Source:
 
     def digest(self, name: str) -> Digest | None:
         with self._errors("read"):
-            found = stored_digest(self._make_s3(), self._bucket, self._prefix + name)
+            found = stored_digest(self._make_s3(), self.uri + name)
         return None if found is None else Digest(*found)
 
     def read(self, name: str) -> bytes:
         with self._errors("read"):
-            content: bytes = (
-                self._make_s3()
-                .get_object(Bucket=self._bucket, Key=self._prefix + name)["Body"]
-                .read()
-            )
-        return content
+            return get_object(self._make_s3(), self.uri + name).body
 
     def fetch(self, wanted: Sequence[Fetch], on_bytes: Callable[[int], object]) -> Fetched:
         objects = [(self._bucket, self._prefix + name, target) for name, target in wanted]

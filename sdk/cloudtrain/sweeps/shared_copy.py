@@ -15,34 +15,32 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.s3_lock import LockState, S3Lock
+from cloudtrain.aws.s3_objects import (
+    HIDDEN_OBJECT,
+    find_json,
+    find_object,
+    list_folders,
+    put_object,
+)
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import submit_order
-from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.sweeps.stored_sweep import SWEEP_FILE, SWEEPS_FOLDER
-from cloudtrain_runtime.contract.aws_codes import (
-    CONDITION_CONFLICT,
-    CONDITION_NOT_MET,
-    DENIED,
-    MISSING_OBJECT,
-)
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _DATABASE = "sweep.db"
 _LOCK = "lock.json"
-_NOT_FOUND = MISSING_OBJECT | DENIED
-_REFUSED = CONDITION_NOT_MET | CONDITION_CONFLICT | MISSING_OBJECT
 _WRITER = "controller"
 """Metadata of `sweep.db`: the folder that wrote it."""
 _WRITER_FILE = "writer"
+_OWNER = "owner"
 _RELEASED = ""
-_SOMEBODY = "another process"
 """Owner of a lock that was released."""
+_UNKNOWN_OWNER = "another process"
 _RENEW_SECONDS = 60.0
 _EXPIRED_SECONDS = 300.0
 
@@ -61,15 +59,8 @@ class SharedSweeps:
 
     def ids(self) -> list[str]:
         """Return the ids of the sweeps, newest first."""
-        bucket, key = split_uri(f"{self.base.rstrip('/')}/{SWEEPS_FOLDER}/")
         with aws_errors("list the sweeps of the account"):
-            pages = self.s3.get_paginator("list_objects_v2").paginate(
-                Bucket=bucket, Prefix=key, Delimiter="/"
-            )
-            prefixes = [
-                entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())
-            ]
-        found = (prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes)
+            found = list_folders(self.s3, f"{self.base.rstrip('/')}/{SWEEPS_FOLDER}/")
         return sorted(found, key=submit_order, reverse=True)
 
     def copy_of(self, sweep: str) -> SharedCopy:
@@ -95,12 +86,8 @@ class SharedCopy:
 
     def read_file(self) -> dict[str, Any] | None:
         """Return the content of `sweep.json`, or None if there is none."""
-        body = self._get(SWEEP_FILE)
-        try:
-            content = None if body is None else load_json(body)
-        except ValueError:
-            return None
-        return content if isinstance(content, dict) else None
+        with aws_errors(f"read {self.uri}/{SWEEP_FILE}"):
+            return find_json(self.s3, f"{self.uri}/{SWEEP_FILE}", HIDDEN_OBJECT) or None
 
     def publish(self, folder: Path, database: Path) -> None:
         """Store `sweep.json` of a sweep's folder, and a consistent copy of its database."""
@@ -121,13 +108,13 @@ class SharedCopy:
 
     def fetch_database(self, folder: Path) -> bool:
         """Copy the database into a sweep's folder, unless this folder wrote it; return whether it was copied."""
-        answer: Any = None
-        with aws_errors(f"read {self.uri}/{_DATABASE}"), SuppressCodes(_NOT_FOUND):
-            answer = self.s3.get_object(**self._location(_DATABASE))
-        if answer is None or answer.get("Metadata", {}).get(_WRITER) == _writer(folder):
+        uri = f"{self.uri}/{_DATABASE}"
+        with aws_errors(f"read {uri}"):
+            found = find_object(self.s3, uri, HIDDEN_OBJECT)
+        if found is None or found.metadata.get(_WRITER) == _writer(folder):
             return False
         partial = folder / f".{_DATABASE}.fetched"
-        partial.write_bytes(answer["Body"].read())
+        partial.write_bytes(found.body)
         partial.replace(folder / _DATABASE)
         return True
 
@@ -150,80 +137,48 @@ class SharedCopy:
             renewal.join()
             if not self.is_lost:
                 with contextlib.suppress(CloudError), aws_errors("release the lock of the sweep"):
-                    self._put_lock(_RELEASED, {"IfMatch": self.etag})
+                    self._write_lock(_RELEASED, self.etag)
 
     def _acquire(self, owner: str) -> str:
         with aws_errors("acquire the lock of the sweep"):
-            etag = self._put_lock(owner, {"IfNoneMatch": "*"})
-            if etag is None and (known := self._expired_lock()) is not None:
-                etag = self._put_lock(owner, {"IfMatch": known})
+            etag, held = self._write_lock(owner, None), None
+            if etag is None and (held := self._lock.read()) is not None and _is_free(held):
+                etag = self._write_lock(owner, held.etag)
         if etag is None:
-            holder = _owner_in(self._get(_LOCK)) or _SOMEBODY
+            holder = None if held is None else held.holder
             hint = "stop it there; a controller that was killed is replaced after five minutes"
-            raise UserError(f"a controller of this sweep runs already: {holder}", hint)
+            raise UserError(
+                f"a controller of this sweep runs already: {holder or _UNKNOWN_OWNER}", hint
+            )
         return etag
-
-    def _expired_lock(self) -> str | None:
-        """Return the etag of a lock that was released, or not renewed in time. Both times come from S3."""
-        answer: Any = None
-        with SuppressCodes(_NOT_FOUND):
-            answer = self.s3.get_object(**self._location(_LOCK))
-        if answer is None:
-            return None
-        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
-        owner = _owner_in(answer["Body"].read())
-        is_old = (now - answer["LastModified"]).total_seconds() > _EXPIRED_SECONDS
-        return str(answer["ETag"]) if is_old or owner == _RELEASED or _is_dead_here(owner) else None
 
     def _renew(self, owner: str, ended: threading.Event) -> None:
         """Renew the lock until the end; a lock that another controller has replaced is lost."""
         while not ended.wait(_RENEW_SECONDS):
             with contextlib.suppress(CloudError), aws_errors("renew the lock of the sweep"):
-                renewed = self._put_lock(owner, {"IfMatch": self.etag})
+                renewed = self._write_lock(owner, self.etag)
                 if renewed is None:
                     self.is_lost = True
                     return
                 self.etag = renewed
 
-    def _put_lock(self, owner: str, condition: dict[str, str]) -> str | None:
-        """Write the lock if S3's condition holds; return its etag, or None if it is somebody else's."""
-        body = dump_json({"owner": owner, "time": datetime.now(UTC).isoformat()}).encode()
-        answer: Any = None
-        with SuppressCodes(_REFUSED):
-            answer = self.s3.put_object(**self._location(_LOCK), Body=body, **condition)
-        return self._etag_of(owner) if answer is None else str(answer["ETag"])
+    @property
+    def _lock(self) -> S3Lock:
+        return S3Lock(self.s3, f"{self.uri}/{_LOCK}", _OWNER)
 
-    def _etag_of(self, owner: str) -> str | None:
-        """Return the lock's etag if it has this owner: a write whose response was lost is sent again, and refused."""
-        with SuppressCodes(_NOT_FOUND):
-            answer = self.s3.get_object(**self._location(_LOCK))
-            if _owner_in(answer["Body"].read()) == owner:
-                return str(answer["ETag"])
-        return None
-
-    def _get(self, name: str) -> bytes | None:
-        answer: Any = None
-        with aws_errors(f"read {self.uri}/{name}"), SuppressCodes(_NOT_FOUND):
-            answer = self.s3.get_object(**self._location(name))
-        return None if answer is None else bytes(answer["Body"].read())
+    def _write_lock(self, owner: str, etag: str | None) -> str | None:
+        return self._lock.write(owner, etag=etag, time=datetime.now(UTC).isoformat())
 
     def _put(self, name: str, body: bytes, **options: Any) -> None:
         with aws_errors(f"write {self.uri}/{name}"):
-            self.s3.put_object(**self._location(name), Body=body, **options)
-
-    def _location(self, name: str) -> dict[str, str]:
-        bucket, key = split_uri(f"{self.uri}/{name}")
-        return {"Bucket": bucket, "Key": key}
+            put_object(self.s3, f"{self.uri}/{name}", body, **options)
 
 
-def _owner_in(lock: bytes | None) -> str:
-    """Return the owner in the content of a lock; of a damaged one, a text that is nobody's name, so that it is held."""
-    try:
-        content = load_json(lock or b"{}")
-    except ValueError:
-        return _SOMEBODY
-    return str(content.get("owner", _RELEASED)) if isinstance(content, dict) else _SOMEBODY
+def _is_free(lock: LockState) -> bool:
+    """Return whether a lock was released, or not renewed in time. One that names no owner may still be held."""
+    if lock.holder == _RELEASED or lock.age_seconds > _EXPIRED_SECONDS:
+        return True
+    return lock.holder is not None and _is_dead_here(lock.holder)
 
 
 def _writer(folder: Path) -> str:

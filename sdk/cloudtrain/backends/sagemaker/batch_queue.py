@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_json, list_objects, put_object
 from cloudtrain.backends.sagemaker.job_states import map_state
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.storage_layout import PLAN_FILE
@@ -24,15 +25,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
-from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract.aws_codes import (
-    DENIED,
-    MISSING_BUCKET,
-    MISSING_IN_SAGEMAKER,
-    MISSING_OBJECT,
-    code_of,
-)
-from cloudtrain_runtime.contract.strict_json import load_json
+from cloudtrain_runtime.contract.aws_codes import MISSING_BUCKET, MISSING_IN_SAGEMAKER, code_of
 
 QUEUES_FOLDER = "queues"
 """Folder below the prefix with an empty object for each used queue, so that `list` finds the queues."""
@@ -58,8 +51,7 @@ Source: AWS Batch user guide, mapping service job status to SageMaker AI status,
 _SAGEMAKER_PREFIX = "Received status from SageMaker: "
 _TIME_LIMIT_PREFIX = "Terminated by JobStateTimeLimit"
 _JOB_NOT_FOUND = ("ClientException", "ResourceNotFoundException")
-_OBJECT_NOT_FOUND = MISSING_OBJECT | MISSING_BUCKET | DENIED
-"""Without permission to list the bucket, S3 answers AccessDenied for a missing object."""
+_HIDDEN = HIDDEN_OBJECT | MISSING_BUCKET
 
 
 @dataclass
@@ -102,8 +94,8 @@ class BatchQueues:
         known = self._known[plan.run] = _QueuedRun(queue, plan.request)
         hints = {"ClientException": f"see: aws batch describe-job-queues --job-queues {queue}"}
         with aws_errors(f"submit to the queue {queue}", hints):
-            location = split_uri(f"{self._base()}/{QUEUES_FOLDER}/{queue.rpartition('/')[2]}")
-            self._client("s3").put_object(Bucket=location.bucket, Key=location.key, Body=b"")
+            name = queue.rpartition("/")[2]
+            put_object(self._client("s3"), f"{self._base()}/{QUEUES_FOLDER}/{name}", b"")
             try:
                 answer = self._client("batch").submit_service_job(
                     **document, serviceRequestPayload=payload
@@ -150,16 +142,10 @@ class BatchQueues:
         """Return queue and request of a run's plan.json, or None if it names no queue."""
         if self._settings.bucket is None:
             return None
-        location = split_uri(f"{self._base()}/{run}/{PLAN_FILE}")
-        body = b""
-        with aws_errors(f"read the plan of {run}"), SuppressCodes(_OBJECT_NOT_FOUND):
-            body = (
-                self._client("s3")
-                .get_object(Bucket=location.bucket, Key=location.key)["Body"]
-                .read()
-            )
+        uri = f"{self._base()}/{run}/{PLAN_FILE}"
+        with aws_errors(f"read the plan of {run}"):
+            plan = find_json(self._client("s3"), uri, _HIDDEN) or {}
         try:
-            plan = load_json(body)
             queue = plan["queue"]
             return (
                 None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
@@ -257,15 +243,9 @@ class BatchQueues:
 
     def _queues(self) -> Iterator[str]:
         """Yield the names of the queues; none without permission, so that `list` still shows the other runs."""
-        bucket, key = split_uri(f"{self._base()}/{QUEUES_FOLDER}/")
-        with SuppressCodes(_OBJECT_NOT_FOUND):
-            for page in (
-                self._client("s3")
-                .get_paginator("list_objects_v2")
-                .paginate(Bucket=bucket, Prefix=key)
-            ):
-                for found in page.get("Contents", ()):
-                    yield str(found["Key"]).rpartition("/")[2]
+        with SuppressCodes(_HIDDEN):
+            for entry in list_objects(self._client("s3"), f"{self._base()}/{QUEUES_FOLDER}/"):
+                yield str(entry["Key"]).rpartition("/")[2]
 
     def stop(self, run: str) -> bool:
         """Ask AWS Batch to terminate a run that was described before; return False if it is not queued.

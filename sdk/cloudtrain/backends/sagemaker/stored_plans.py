@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.aws.errors import aws_errors
+from cloudtrain.aws.s3_objects import find_json
 from cloudtrain.errors import CloudError, UnreachableError, UserError
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
-from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, RunConfig
-from cloudtrain_runtime.contract.aws_codes import MISSING_OBJECT
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import apply_trial, read_values, uri_of_trial
 
@@ -66,17 +65,8 @@ class StoredPlans:
 
     def _read_json(self, uri: str) -> Mapping[str, Any] | None:
         """Return a JSON object in S3; None if there is none, and an empty one if another program wrote it."""
-        bucket, key = split_uri(uri)
-        body: bytes | None = None
-        with aws_errors(f"read {uri}"), SuppressCodes(MISSING_OBJECT):
-            body = self._client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-        if body is None:
-            return None
-        try:
-            content = load_json(body)
-        except ValueError:
-            return {}
-        return content if isinstance(content, dict) else {}
+        with aws_errors(f"read {uri}"):
+            return find_json(self._client("s3"), uri)
 
 
 def _of_trial(plan: Mapping[str, Any], run: str, job: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from email.utils import parsedate_to_datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.errors import SuppressCodes
+from cloudtrain.aws.s3_objects import age_seconds, head_object, list_objects, transfer_manager
 from cloudtrain.bundle import ProgressCallback, printable_name
 from cloudtrain.errors import UserError
 from cloudtrain.support.data_files import data_files
@@ -37,7 +37,7 @@ PART_BYTES = 8 * 2**20
 MAX_CONCURRENCY = 10
 """Number of parallel requests, the size of botocore's connection pool (max_pool_connections)."""
 
-_MAX_ARCHIVE_AGE_DAYS = 30
+_MAX_ARCHIVE_AGE = timedelta(days=30)
 """Older archives are uploaded again, so that a lifecycle rule for old code does not delete one that a job needs."""
 
 
@@ -76,7 +76,7 @@ class Uploads:
             botocore.exceptions.ClientError: S3 refused.
         """
         item = _FileUpload(path, *split_uri(uri), _size(path))
-        found = self._find(item.bucket, item.key)
+        found = self._find(uri)
         if found is None or found.is_old or found.checksum != _checksum(path):
             self._items.append(item)
 
@@ -87,14 +87,14 @@ class Uploads:
             UserError: the archive does not exist any more.
             botocore.exceptions.ClientError: S3 refused.
         """
-        bucket, key = split_uri(uri)
-        found = self._find(bucket, key)
+        found = self._find(uri)
         if found is None:
             raise UserError(
                 f"the code of the earlier run was deleted from {uri}, perhaps by a lifecycle rule",
                 "submit the job again and resume: cloudtrain submit JOB --set checkpoint.resume=RUN",
             )
         if found.is_old:
+            bucket, key = split_uri(uri)
             path = folder / Path(key).name
             self._client.download_file(bucket, key, str(path))
             self._items.append(_FileUpload(path, bucket, key, _size(path)))
@@ -106,7 +106,8 @@ class Uploads:
             UserError: there is no file, or a file cannot be read, or its name cannot be a key.
             botocore.exceptions.ClientError: S3 refused.
         """
-        bucket, prefix = split_uri(f"{uri.rstrip('/')}/")
+        uri = f"{uri.rstrip('/')}/"
+        bucket, prefix = split_uri(uri)
         items = [
             _FileUpload(file, bucket, f"{prefix}{name}", _size(file)) for file, name in _files(path)
         ]
@@ -114,7 +115,7 @@ class Uploads:
             raise UserError(
                 f"{path} contains no file to upload", "name a folder that contains the data"
             )
-        existing = self._sizes_below(bucket, prefix)
+        existing = self._sizes_below(uri)
         same_size = [item for item in items if existing.get(item.key) == item.size]
         with ThreadPoolExecutor(MAX_CONCURRENCY) as pool:
             kept = set(itertools.compress(same_size, pool.map(self._is_there, same_size)))
@@ -150,21 +151,19 @@ class Uploads:
     def _transfer(
         self, sources: Iterable[tuple[Any, str, str]], on_bytes: Callable[[int], None] | None
     ) -> None:
-        from boto3.s3.transfer import (
-            ProgressCallbackInvoker,
-            TransferConfig,
-            create_transfer_manager,
-        )
+        from boto3.s3.transfer import ProgressCallbackInvoker
 
-        config = TransferConfig(
-            multipart_threshold=PART_BYTES,
-            multipart_chunksize=PART_BYTES,
-            max_concurrency=MAX_CONCURRENCY,
-            preferred_transfer_client="classic",  # the CRT client behaves differently on interrupts
-        )
         subscribers = [] if on_bytes is None else [ProgressCallbackInvoker(on_bytes)]
         # On an exception, KeyboardInterrupt included, the manager cancels and aborts the running uploads.
-        with _user_errors(), create_transfer_manager(self._client, config) as manager:
+        with (
+            _user_errors(),
+            transfer_manager(
+                self._client,
+                multipart_threshold=PART_BYTES,
+                multipart_chunksize=PART_BYTES,
+                max_concurrency=MAX_CONCURRENCY,
+            ) as manager,
+        ):
             waiting = [
                 manager.upload(
                     source, bucket, key, {"ChecksumAlgorithm": "SHA256"}, subscribers=subscribers
@@ -176,39 +175,31 @@ class Uploads:
 
     def _is_there(self, item: _FileUpload) -> bool:
         """Return whether an object with the content of the file exists."""
-        found = self._find(item.bucket, item.key)
+        found = self._find(f"s3://{item.bucket}/{item.key}")
         return found is not None and found.checksum == _checksum(item.path)
 
-    def _find(self, bucket: str, key: str) -> _ExistingObject | None:
+    def _find(self, uri: str) -> _ExistingObject | None:
         """Return an existing object, or None."""
         from botocore.exceptions import ClientError
 
         try:
-            answer = self._client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
+            head = head_object(self._client, uri)
         except ClientError as error:
             if code_of(error) in DENIED:
                 # S3 answers so for a missing object, too, without permission to list the bucket.
                 return _ExistingObject(checksum="", is_old=False)
-            if code_of(error) not in MISSING_OBJECT:
-                raise
-            return None
-        now = parsedate_to_datetime(
-            answer["ResponseMetadata"]["HTTPHeaders"]["date"]
-        )  # both times come from S3
-        is_old = now - answer["LastModified"] > timedelta(days=_MAX_ARCHIVE_AGE_DAYS)
+            if code_of(error) in MISSING_OBJECT:
+                return None
+            raise
+        is_old = age_seconds(head) > _MAX_ARCHIVE_AGE.total_seconds()
         # The checksum of an object in parts ends with their number: "...=-3".
-        checksum = str(answer.get("ChecksumSHA256", "")).partition("-")[0]
+        checksum = str(head.get("ChecksumSHA256", "")).partition("-")[0]
         return _ExistingObject(checksum, is_old)
 
-    def _sizes_below(self, bucket: str, prefix: str) -> dict[str, int]:
+    def _sizes_below(self, uri: str) -> dict[str, int]:
         """Return sizes by key; empty without permission to list."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         with SuppressCodes(DENIED):
-            return {
-                entry["Key"]: int(entry["Size"])
-                for page in pages
-                for entry in page.get("Contents", ())
-            }
+            return {entry["Key"]: int(entry["Size"]) for entry in list_objects(self._client, uri)}
         return {}
 
 
