@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,11 +132,16 @@ def test_fewer_objects_than_shards_fail(account: Front, checks: Checks) -> None:
     assert "--set data.train.sharded=false" in failure.fix
 
 
-def listing(count: int, size: int, *, truncated: bool = False) -> Answer:
+def listing(count: int, size: int, *, token: str = "") -> Answer:
+    """Return a page of a listing; `token` continues it."""
     objects = "".join(
         f"<Contents><Key>numbers/{i}</Key><Size>{size}</Size></Contents>" for i in range(count)
     )
-    more = f"<IsTruncated>{str(truncated).lower()}</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
+    more = ""
+    if token:
+        more = (
+            f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>"
+        )
     text = f'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{more}{objects}</ListBucketResult>'
     return Answer(text.encode(), 200, {"Content-Type": "application/xml"})
 
@@ -168,7 +174,9 @@ def test_local_nvme_replaces_the_volume(account: Front, checks: Checks) -> None:
 
 
 def test_a_long_listing_is_a_lower_bound(account: Front, checks: Checks) -> None:
-    serve_listing(account, listing(2, 10**6, truncated=True))
+    serve_listing(account, listing(2, 10**6))
+    numbers = itertools.count()
+    account.rules["GET /large"] = lambda _: listing(2, 10**6, token=f"page-{next(numbers)}")
     found = checks(LARGE)
     assert "at least 2 objects" in found["data.train"].detail
     assert found["volume"].result is Result.UNKNOWN
