@@ -17,84 +17,24 @@ from support.fake_keys import (
     DIGEST,
     GITHUB,
     HF,
-    JWT,
-    KEY,
     KEY_ID,
     MIXED,
-    OPENAI,
     PEM,
-    SESSION_KEY_ID,
     SIGNATURE,
-    SLACK,
-    TOKEN,
-    WANDB,
     made_up,
 )
+from support.secret_texts import FOUND_IN_FILES, SECRET_TEXTS
 
 from cloudtrain.errors import CloudError, Problem
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.status import State, Status
+from cloudtrain.secrets.scanner import scan_file, scan_text
+from cloudtrain.secrets.values import contains_secret, contains_url_credentials
 from cloudtrain_runtime.contract import redaction
 from cloudtrain_runtime.contract.redaction import REPLACEMENT, LineRedactor, RedactingStream, redact
+from cloudtrain_runtime.contract.token_formats import FORMATS
 
-HIDDEN = [
-    (f"Credential: {KEY_ID} was used", [KEY_ID]),
-    (f"AWS_ACCESS_KEY_ID={SESSION_KEY_ID}", [SESSION_KEY_ID]),
-    (f"{KEY_ID},{KEY}\n", [KEY_ID, KEY]),
-    (f"aws_secret_access_key = {KEY}", [KEY]),
-    (json.dumps({"SecretAccessKey": KEY, "SessionToken": TOKEN}), [KEY, TOKEN]),
-    (json.dumps(json.dumps({"AWS_SECRET_ACCESS_KEY": KEY})), [KEY]),
-    (f"os.environ['AWS_SECRET_ACCESS_KEY'] = '{KEY}'", [KEY]),
-    (f"export AWS_SESSION_TOKEN={TOKEN}", [TOKEN]),
-    (f"<SecretAccessKey>{KEY}</SecretAccessKey><SessionToken>{TOKEN}</SessionToken>", [KEY, TOKEN]),
-    (f"x-amz-security-token: {TOKEN}", [TOKEN]),
-    (
-        (
-            'Could not connect to the endpoint URL: "https://b.s3.us-west-2.amazonaws.com/k?X-Amz-Algorithm=AWS4'
-            f'&X-Amz-Credential={SESSION_KEY_ID}%2F20261121&X-Amz-Security-Token={TOKEN}&X-Amz-Signature={SIGNATURE}"'
-        ),
-        [SESSION_KEY_ID, TOKEN, SIGNATURE],
-    ),
-    (
-        f"https://b.s3.amazonaws.com/k?AWSAccessKeyId={KEY_ID}&Expires=1&Signature=aB%2Fc1%3D",
-        [KEY_ID, "aB%2Fc1"],
-    ),
-    (
-        f"Authorization: AWS4-HMAC-SHA256 Credential={KEY_ID}/x, Signature={SIGNATURE}",
-        [KEY_ID, SIGNATURE],
-    ),
-    ("Authorization: Basic dXNlcjpwYXNzd29yZA==", ["dXNlcjpwYXNzd29yZA"]),
-    ('headers = {"Authorization": "Bearer abc123def456"}', ["abc123def456"]),
-    (f"Authorization: Bearer {JWT}", [JWT]),
-    (f"token {JWT} expired", [JWT]),
-    (f"401 for https://huggingface.co with {HF}", [HF]),
-    (f"remote: {GITHUB}", [GITHUB]),
-    (f"fatal: https://x-access-token:{GITHUB}@github.com/a/b.git", [GITHUB]),
-    ("pip: --index-url https://user:p4ss-w0rd@pypi.example.com/simple", ["p4ss-w0rd"]),
-    ("postgresql://ada:hunter2@db:5432/runs", ["hunter2"]),
-    ("redis://:hunter2@cache", ["hunter2"]),
-    (f"openai.api_key = '{OPENAI}'", [OPENAI]),
-    (f"incorrect API key provided: {OPENAI}", [OPENAI]),
-    (f"slack {SLACK}", [SLACK]),
-    (f"WANDB_API_KEY={WANDB}", [WANDB]),
-    (f'wandb.login(key="{WANDB}")', [WANDB]),
-    (json.dumps({"wandb_api_key": WANDB}), [WANDB]),
-    ("db_password=s3cr3t-passw0rd", ["s3cr3t-passw0rd"]),
-    ('{"api_key": "0a1b2c3d4e5f"}', ["0a1b2c3d4e5f"]),
-    ("https://x.blob.core.windows.net/c?sv=2020&sig=aB3%2Fc1dE" + 8 * "fG7h", ["aB3%2Fc1dE"]),
-    (f"DefaultEndpointsProtocol=https;AccountKey={KEY}{KEY}==;", [KEY]),
-    (f"git clone https://{made_up(36, MIXED)}@github.com/a/b.git", [made_up(36, MIXED)]),
-    ("curl --silent -u ada:hunter2hunter2 https://example.com", ["hunter2hunter2"]),
-    ("machine example.com login ada password hunter2", ["hunter2"]),
-    (f"key = 'wandb_v1_{made_up(60, MIXED)}'", [made_up(60, MIXED)]),
-    (PEM, BODY.splitlines()),
-    (json.dumps({"key": PEM}), BODY.splitlines()),
-    (
-        f"https://callback.example.com/?access_token={made_up(20, MIXED)}&state=1",
-        [made_up(20, MIXED)],
-    ),
-]
 UNTOUCHED = [
     "digits-261120-101500-1a2b3c",
     "sagemaker:digits-261120-101500-1a2b3c",
@@ -135,12 +75,15 @@ UNTOUCHED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "secrets"), HIDDEN)
-def test_what_looks_like_a_secret_is_hidden(text: str, secrets: list[str]) -> None:
+@pytest.mark.parametrize(("_kind", "text", "secrets"), SECRET_TEXTS)
+def test_what_looks_like_a_secret_is_hidden(
+    _kind: str | None, text: str, secrets: tuple[str, ...]
+) -> None:
     redacted = redact(text)
     assert not [secret for secret in secrets if secret in redacted]
     assert REPLACEMENT in redacted
     assert redact(redacted) == redacted
+    assert contains_secret(text)
 
 
 @pytest.mark.parametrize("text", UNTOUCHED)
@@ -148,8 +91,8 @@ def test_other_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
-@pytest.mark.parametrize(("text", "_secrets"), HIDDEN)
-def test_json_stays_json(text: str, _secrets: list[str]) -> None:
+@pytest.mark.parametrize("text", [each.text for each in SECRET_TEXTS])
+def test_json_stays_json(text: str) -> None:
     redacted = json.loads(
         redact(json.dumps({"before": 1, "text": text, "after": ["x", {"y": text}]}))
     )
@@ -160,11 +103,42 @@ def test_json_stays_json(text: str, _secrets: list[str]) -> None:
 
 def test_every_rule_is_found_by_its_keywords() -> None:
     """A rule is applied only to a text with one of its keywords. Without the keyword it would hide nothing."""
-    for text, _ in HIDDEN:
+    for _, text, _ in SECRET_TEXTS:
         bare = text
         for _, pattern in redaction._RULES:  # noqa: SLF001
             bare = re.sub(pattern, redaction._hide, bare)  # noqa: SLF001
         assert bare == redact(text)
+
+
+def test_files_are_searched_for_the_formats_that_logs_hide() -> None:
+    """Each format is in the texts, and the scanner's fast search reaches each place that a format fits."""
+    assert {each.kind for each in FOUND_IN_FILES} == {
+        each.kind for each in FORMATS if each.in_files != ""
+    }
+    for kind, text, _ in SECRET_TEXTS:
+        found = scan_text(f"first\n\n{text}\n".encode())
+        assert found[:1] == ([] if kind is None else [(3, kind)]), text
+    for text in UNTOUCHED:
+        assert scan_text(text.encode()) == [], text
+
+
+def test_credentials_in_urls_count_unless_a_placeholder_is_there() -> None:
+    """In requirements and environment files a word is a password, too; logs also hide a placeholder."""
+    for user in ("me:hunter", ":hunter", made_up(20, MIXED)):
+        text = f"git+https://{user}@github.com/a/b.git"
+        assert contains_url_credentials(text)
+        assert scan_file("x.env", f"X={text}\n".encode())
+        assert redact(text) != text
+    for user in (
+        "me:${WORD}",
+        "me:<password>",
+        "${TOKEN}",
+        "git",
+        "a-long-name-of-a-deploying-user",
+    ):
+        text = f"git+https://{user}@github.com/a/b.git"
+        assert not contains_url_credentials(text)
+        assert not scan_file("x.env", f"X={text}\n".encode())
 
 
 def test_errors_hide_secrets_in_messages_of_clients() -> None:

@@ -33,6 +33,7 @@ _RULES = tuple((each.needles, f"({each.begin}){each.value}") for each in FORMATS
 A pattern's group is kept, and the rest is redacted. It is compiled on demand: most processes never need it.
 """
 
+# More names than in other texts: these are members of a value that is a secret.
 _SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|auth")
 _WORDS = tuple((needle, pattern) for needles, pattern in _RULES for needle in needles.split())
 

@@ -41,12 +41,29 @@ _SCHEME = r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://"
 _AUTHORIZATION = (
     r"(?i:authorization)[\\\"']*\s*[:=]\s*[bfru]{0,2}[\\\"']*(?i:basic|token|apikey)\s+"
 )
+_URL_TO_VALUE = _SCHEME + r"[^\s/:@\"'`<>{}$]{0,80}:"
+_VALUE_IN_URL = r"[^\s/@\"'\\]{1,300}(?=@)"
+_USER_IN_URL = r"(?=[A-Za-z_-]{0,80}[0-9])(?=[0-9_-]{0,80}[A-Za-z])[A-Za-z0-9_-]{20,300}(?=@)"
 _ELSEWHERE = r"@(?!localhost\b|127\.0\.0\.1\b|0\.0\.0\.0\b)"
 _BOTH_CASES = r"(?=(?:[a-z0-9]*[A-Z]){7})(?=(?:[A-Z0-9]*[a-z]){7})"
 """As many letters of each case as chance gives; a name in camel case has fewer capitals."""
 _SK_KINDS = r"(?:ant|proj|svcacct|admin|or-v1)-"
 """Kinds of keys that begin with `sk-`; older ones have none. Many words end with it, so the kind is looked for first."""
 _KEY_BEGIN = r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+
+_NAMES = (
+    "password",
+    "passwd",
+    "passphrase",
+    "client secret",
+    *("access token", "api token", "auth token", "bearer token", "hf token", "session token"),
+    *("access key", "api key", "private key"),
+)
+NAME_OF_SECRET: Final = "|".join(name.replace(" ", "[-_]?") for name in _NAMES)
+"""Names of values that are secrets wherever they are. `token`, `key` and `secret` alone are common in harmless text."""
+
+URL_CREDENTIALS: Final = rf"{_URL_TO_VALUE}(?![$<{{]){_VALUE_IN_URL}|{_SCHEME}{_USER_IN_URL}"
+"""A password or token in a URL, where a placeholder such as `${TOKEN}` is none, but any other text is one."""
 
 FORMATS: Final = (
     TokenFormat(
@@ -116,16 +133,12 @@ FORMATS: Final = (
     TokenFormat(
         "password in a URL",
         "@",
-        _SCHEME + r"[^\s/:@\"'`<>{}$]{0,80}:",
-        r"[^\s/@\"'\\]{1,300}(?=@)",
-        r"(?=[^\s/:@]{0,300}[0-9])(?=[^\s/:@]{0,300}[A-Za-z])[^\s/:@\"'`<>{}$]{6,300}" + _ELSEWHERE,
+        _URL_TO_VALUE,
+        _VALUE_IN_URL,
+        r"(?=[^\s/:@]{0,300}[0-9])(?=[^\s/:@]{0,300}[A-Za-z])[^\s/:@\"'`<>{}$\\]{6,300}"
+        + _ELSEWHERE,
     ),
-    TokenFormat(
-        "token in a URL",
-        "@",
-        _SCHEME,
-        r"(?=[A-Za-z_-]{0,80}[0-9])(?=[0-9_-]{0,80}[A-Za-z])[A-Za-z0-9_-]{20,300}(?=@)",
-    ),
+    TokenFormat("token in a URL", "@", _SCHEME, _USER_IN_URL),
     TokenFormat(
         "password of curl",
         "curl",
@@ -164,7 +177,7 @@ FORMATS: Final = (
         "sk-",
         rf"\bsk-(?={_SK_KINDS}|[A-Za-z0-9]{{20}})",
         rf"(?=[A-Za-z_-]{{0,80}}[0-9])(?:{_SK_KINDS}[A-Za-z0-9_-]{{16,}}|[A-Za-z0-9]{{20,}})",
-        rf"(?=[A-Za-z_-]{{0,200}}[0-9])(?:{_SK_KINDS}[A-Za-z0-9_-]{{20}}|[A-Za-z0-9]{{32}})",
+        rf"(?=[A-Za-z_-]{{0,80}}[0-9])(?:{_SK_KINDS}[A-Za-z0-9_-]{{20}}|[A-Za-z0-9]{{32}})",
     ),
     TokenFormat("Slack token", "xox xapp-", r"\b(?:xox[abeoprs]|xapp)-", r"[A-Za-z0-9-]{12,}"),
     TokenFormat(
@@ -207,8 +220,8 @@ FORMATS: Final = (
     ),
     TokenFormat(
         "password or key by its name",
-        "passw passphrase api_key apikey api-key access_token auth_token access-token auth-token",
-        r"(?i:passw(?:or)?d|passphrase|api[-_]?key|(?:access|auth)[-_]token)[\\\"']{0,2}\s{0,2}[:=]\s{0,2}[\\\"']{0,2}",
+        " ".join(name.replace(" ", sep) for name in _NAMES for sep in ("", "_", "-")) + " ;pwd=",
+        rf"(?i:{NAME_OF_SECRET}|(?<=;)pwd)" + r"[\\\"']{0,2}\s{0,2}[:=]\s{0,2}[\\\"']{0,2}",
         _MIXED + r"[A-Za-z0-9_+/=~!@#$^&*-]{8,}(?![\w.(\[])",
         "",
     ),

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudtrain.catalog.packages import normalized
+from cloudtrain.secrets.values import contains_url_credentials
+from cloudtrain_runtime.contract.redaction import redact
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -42,9 +44,6 @@ _ARCHIVE = re.compile(r"\.(?:whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(?:$|#|\[)", r
 _CONDA_ARCHIVE = re.compile(
     r"://\S+/(?:noarch|linux-\w+|osx-\w+|win-\w+)/\S+\.(?:conda|tar\.bz2)(?:$|#)"
 )
-_PASSWORD = re.compile(r"://[^\s/:@]*:(?![$<{])[^\s/@]+@|://(?![$<{])[\w-]{20,}@")
-"""A user with a password, or a token. A variable such as `${TOKEN}`, which pip replaces, is none."""
-_HIDDEN = re.compile(r"(?<=://)[^\s/@]+@")
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
 _MOST_FILES = 50
 _CONTAINER_CODE = "/opt/ml/code"
@@ -172,7 +171,7 @@ class _Reader:
             self._read_line(name, f"{name}:{number}", text, is_constraint=is_constraint)
 
     def _read_line(self, file: str, place: str, text: str, *, is_constraint: bool) -> None:
-        if _PASSWORD.search(text):
+        if contains_url_credentials(text):
             hint = (
                 "remove it: the file is stored with the code. Put a wheel of the package into the code folder, or name "
                 "an index that needs no password in code.env.PIP_EXTRA_INDEX_URL"
@@ -213,7 +212,7 @@ class _Reader:
         address = what if found is None else found["url"] or what
         if "$" in what and found is None:
             # pip replaces the variables first.
-            self.lines.append(Line(place, _without_password(text)))
+            self.lines.append(Line(place, redact(text)))
         elif found is not None and found["url"] is None and not _is_local(self.directory, what):
             versions = tuple(
                 each.strip() for each in (found["versions"] or "").split(",") if each.strip()
@@ -236,7 +235,7 @@ class _Reader:
             self.lines.append(
                 Line(
                     place=place,
-                    text=_without_password(text),
+                    text=redact(text),
                     name=None if name is None else normalized(name),
                     is_conditional=is_conditional,
                     extras="" if found is None else _extras(found),
@@ -300,17 +299,13 @@ class _Reader:
         return False
 
     def _add_fault(self, place: str, text: str, message: str, hint: str) -> None:
-        self.faults.append(Fault(f"{place}: {_without_password(text)}: {message}", hint))
+        self.faults.append(Fault(f"{place}: {redact(text)}: {message}", hint))
 
 
 def _extras(requirement: re.Match[str]) -> str:
     """Return a requirement's extras with their brackets; empty without any, as in `name[]`."""
     extras = requirement["extras"] or ""
     return extras if extras.strip("[] ") else ""
-
-
-def _without_password(text: str) -> str:
-    return _HIDDEN.sub("***@", text)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

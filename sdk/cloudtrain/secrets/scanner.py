@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.support.data_files import DataFile, data_files
-from cloudtrain_runtime.contract.token_formats import FORMATS
+from cloudtrain_runtime.contract.token_formats import FORMATS, URL_CREDENTIALS
 
 SCANNED_BYTES = 4 * 2**20
 """Bytes at the start of a file that are scanned. Longer files are data, not text that a person wrote."""
@@ -185,10 +185,11 @@ _SUSPECTS = NameTable(
 
 _SUSPECT_PAIRS = {".docker/config.json": "passwords of registries"}
 
+# More names than in other files and logs: the name of such a file already says that it may have secrets.
 _ASSIGNMENT = (
     rb"(?i:(?:secret|token|passw(?:or)?d|pwd|passphrase|[_-]?key|auth|dsn)[\"']?[ \t]*[:=][ \t]*[\"']?"
     rb"(?!your|example|xxx|change|null|none|true|false|http|todo)[^\s\"',<>{}\[\]$%*.#][^\s\"',<>{}\[\]$]{3})"
-    rb"|[a-z]://[^\s/:@]+:[^\s/:@$<{]+@"
+    rb"|" + URL_CREDENTIALS.encode()
 )
 _PROOFS = {
     "private key": re.compile(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 
 from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.token_formats import NAME_OF_SECRET, URL_CREDENTIALS
 
 _PASSWORDS = r"(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)"
 _PASSWORD = re.compile(rf"(?i){_PASSWORDS}")
 _VARIABLE = re.compile(
-    rf"(?i)(?:^|_)(?:secret|token|api_?key|access_key|private_key|credentials?)(?:$|_)|token$|apikey$|{_PASSWORDS}"
+    rf"(?i)(?:^|_)(?:secret|token|credentials?|{NAME_OF_SECRET})(?:$|_)|token$|apikey$|{_PASSWORDS}"
 )
 # `token` alone is not included: it is most often an argument of a tokenizer.
-_ARGUMENT = re.compile(
-    r"(?i)(?:^|[-_])(?:secret|password|passwd|passphrase|(?:auth|access|api|bearer|hf|session)[-_]?token|api[-_]?key"
-    r"|access[-_]key|private[-_]key)$"
-)
+_ARGUMENT = re.compile(rf"(?i)(?:^|[-_])(?:secret|{NAME_OF_SECRET})$")
 # Such names are often harmless, so the value must look random, too.
 _MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
 _CONNECTION_STRING_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
@@ -28,6 +26,7 @@ _LONG_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Z
 _NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
 _HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
 """Values that are never secrets, besides numbers: switches, paths and very short texts."""
+_URL_CREDENTIALS = re.compile(URL_CREDENTIALS)
 
 
 def is_secret_name(name: str) -> bool:
@@ -57,6 +56,11 @@ def is_secret_argument(name: str, value: str) -> bool:
 def contains_secret(text: str) -> bool:
     """Return whether a text contains a key or token in one of the formats that logs are redacted of."""
     return redact(text) != text
+
+
+def contains_url_credentials(text: str) -> bool:
+    """Return whether a URL in a text has a password or token. A placeholder such as `${TOKEN}` is none."""
+    return _URL_CREDENTIALS.search(text) is not None
 
 
 def _is_harmless(name: str, value: str) -> bool:
