@@ -31,6 +31,7 @@ from cloudtrain_runtime.contract import (
     GRACE_VARIABLE,
     HOSTS_HERE_VARIABLE,
     INSTALLED_FILE,
+    LISTENING_PORTS,
     MAX_PROCESSES_VARIABLE,
     ML_ROOT_VARIABLE,
     OWN_LAUNCHER,
@@ -50,7 +51,7 @@ from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
-from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL
+from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL, STOP_SIGNALS
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
@@ -67,12 +68,8 @@ from cloudtrain_runtime.process.environment import include_variables, ml_tree, r
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOPPED = 128 + signal.SIGTERM
 """Exit code of a container that was ended by a stop signal, also by SIGINT or SIGHUP."""
-
-_RENDEZVOUS_PORTS = range(20000, 32768)
-"""Ports below those from which Linux chooses for outgoing connections."""
 
 _AGENT = "cloudtrain_runtime.launcher.agent"
 _START_MODULE = """\
@@ -285,7 +282,7 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
 def rendezvous_port(key: str) -> int:
     """Return the port at which the hosts of a run agree: the same on all of them, and not known without the key."""
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big")
-    return _RENDEZVOUS_PORTS[number % len(_RENDEZVOUS_PORTS)]
+    return LISTENING_PORTS[number % len(LISTENING_PORTS)]
 
 
 def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str]:
@@ -422,11 +419,11 @@ class _Stop:
         self.signal_name = ""
         tree.in_training_loop.unlink(missing_ok=True)
         tree.stopped_early.unlink(missing_ok=True)
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             # Under nohup the end of the terminal is no notice.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def is_received(self) -> bool:
         return self._is_received

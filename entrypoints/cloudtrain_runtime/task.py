@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler, default_collate
 
+from cloudtrain_runtime.contract import SPLITS
 from cloudtrain_runtime.data import is_iterable
 from cloudtrain_runtime.data.predictions import ServedTask
 from cloudtrain_runtime.errors import TaskError
@@ -272,9 +273,6 @@ def checked_model(task: Task) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TaskError(f"model() must return an nn.Module; it returned {kind_of(model)}")
     return model
-
-
-SPLITS = ("train", "validation", "test")
 
 
 @with_location("datasets")

@@ -277,9 +277,9 @@ def test_names_of_large_models_are_compared_within_a_bound(monkeypatch: pytest.M
     compared = []
     real = difflib.get_close_matches
 
-    def count(name: str, names: Collection[str], n: int) -> list[str]:
+    def count(name: str, names: Collection[str], n: int, cutoff: float) -> list[str]:
         compared.append(name)
-        return real(name, list(names), n=n)
+        return real(name, list(names), n=n, cutoff=cutoff)
 
     monkeypatch.setattr(difflib, "get_close_matches", count)
     saved = {f"model.layers.{index}.weight": [2] for index in range(2_000)}

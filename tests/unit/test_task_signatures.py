@@ -117,6 +117,7 @@ def test_a_wrong_loss(tmp_path: Path, line: str, expected: str) -> None:
             "def optimiser(self, m): return 1",
             'optimiser(self, m): a Task has no such method; did you mean "optimizer"?',
         ),
+        ("def SCHEDULE(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
         ("def metric(self, m, b): return {}", 'a Task has no such method; did you mean "metrics"?'),
         ("def schedular(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
         ("def scheduler(self, o): return 1", 'a Task has no such method; did you mean "schedule"?'),
@@ -197,6 +198,7 @@ def test_a_task_may_lack_an_optional_method(tmp_path: Path) -> None:
     [
         ("class Other: ...", "code.task: mine.py has no class Mine; one of: Other"),
         ("class Mime: ...", 'code.task: mine.py has no class Mine; did you mean "Mime"?'),
+        ("class MINE: ...", 'code.task: mine.py has no class Mine; did you mean "MINE"?'),
         ("x = 1", "code.task: mine.py has no class Mine; the file has no class"),
         ("class Mine(:", "mine.py:1:12  is not valid Python: invalid syntax"),
         ("class Mine:\n  x = (1\n", "mine.py:2:7  is not valid Python: '(' was never closed"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import random
 import sys
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable, deserialize, serialize
+from cloudtrain_runtime.contract.nearest_name import nearest
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import Context
 
@@ -289,7 +289,7 @@ def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     if (
         len(missing) * len(unexpected) <= _MOST_COMPARED
     ):  # a name that is near a missing one is named there
-        unnamed = [name for name in unexpected if not difflib.get_close_matches(name, missing, n=1)]
+        unnamed = [name for name in unexpected if nearest(name, missing) is None]
     else:
         unnamed = unexpected
     parts = (
@@ -309,8 +309,8 @@ def _describe(names: list[str], describe: Callable[[str], str]) -> str:
 
 
 def _nearest(name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f" (nearest: {near[0]})" if near else ""
+    near = nearest(name, names)
+    return "" if near is None else f" (nearest: {near})"
 
 
 def rank_key(rank: int) -> str:

@@ -59,6 +59,9 @@ REHEARSAL_HOLD_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_HOLD_STEP"
 REHEARSAL_SAMPLES_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_SAMPLES"
 """Set where a rehearsed run records a digest of each sample."""
 
+LOG_EVERY_VARIABLE: Final = "CLOUDTRAIN_LOG_EVERY_STEPS"
+"""Steps of a Task from one line of the log to the next."""
+
 HOSTS_HERE_VARIABLE: Final = "CLOUDTRAIN_HOSTS_HERE"
 """Number of the job's hosts that share this machine's CPUs (local runs)."""
 
@@ -72,6 +75,9 @@ OWN_STORE_VARIABLE: Final = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Set so that the ranks have a store of their own, besides that of torchrun's agents."""
 
 DEFAULT_RENDEZVOUS_PORT: Final = 7777
+LISTENING_PORTS: Final = range(20000, 32768)
+"""Ports below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
+
 STOP_GRACE_SECONDS: Final = 120
 """Seconds between SIGTERM and SIGKILL. Source: SageMaker's StopTrainingJob documentation, 2026."""
 
@@ -80,6 +86,9 @@ INSTALLED_FILE: Final = "cloudtrain-installed"
 
 OUTPUTS_FOLDER: Final = "outputs"
 """Folder next to a script's checkpoints with the files and folders of `code.outputs`."""
+
+SPLITS: Final = ("train", "validation", "test")
+"""Names of the datasets that a Task may have."""
 
 WEIGHT_FILES: Final = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".tar.gz")
 """Ends of the names of files with a model's weights; `train.init_from` takes other names for folders."""

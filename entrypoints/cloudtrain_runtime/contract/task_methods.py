@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, Final
+
+from cloudtrain_runtime.contract.nearest_name import did_you_mean, nearest
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,8 @@ class TaskDiagnostic:
 def missing_module(folder: Path, module: str) -> TaskDiagnostic:
     """Return the diagnostic of a module that is not in the code folder."""
     path = folder / (module.replace(".", "/") + ".py")
-    near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*")], n=1)
-    hint = (
-        f'did you mean "{near[0]}"?'
-        if near
-        else "code.task is module:Class, a module of the code folder"
-    )
+    names = [each.name for each in path.parent.glob("*")]
+    hint = did_you_mean(path.name, names, "code.task is module:Class, a module of the code folder")
     return TaskDiagnostic(f"no such file: {path}", hint, field=("code", "task"))
 
 
@@ -195,19 +192,14 @@ def show(name: str, signature: Signature) -> str:
     return f"{name}{Signature(bare)}"
 
 
-def did_you_mean(name: str, legal: Sequence[str]) -> str:
-    """Return a hint for an unknown name: the nearest legal one, or all of them."""
-    near = difflib.get_close_matches(name, legal, n=1)
-    return f'did you mean "{near[0]}"?' if near else "one of: " + ", ".join(legal)
-
-
 def _intended(name: str, undefined: Sequence[str], folder: Path) -> str | None:
     """Return the method that a misspelt name means; None for another word, or if a file of the code folder uses it."""
-    near = difflib.get_close_matches(name, undefined, 1, _LIKENESS)
-    near = [each for each in near if abs(len(each) - len(name)) <= _MOST_LETTERS]
+    near = nearest(name, undefined, cutoff=_LIKENESS)
+    if near is None or abs(len(near) - len(name)) > _MOST_LETTERS:
+        return None
     use = re.compile(rf"[.\"']{name}\b")
-    for path in folder.rglob("*.py") if near else ():
+    for path in folder.rglob("*.py"):
         is_own = "site-packages" not in path.parts and path.is_file() and os.access(path, os.R_OK)
         if is_own and use.search(path.read_text(encoding="utf-8", errors="replace")):
             return None
-    return near[0] if near else None
+    return near

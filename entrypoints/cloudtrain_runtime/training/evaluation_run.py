@@ -12,14 +12,14 @@ from typing import Any, Final
 
 import torch
 
-from cloudtrain_runtime.contract import EvaluationConfig
+from cloudtrain_runtime.contract import SPLITS, EvaluationConfig
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import JobError, TaskError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.s3.objects import S3Objects
-from cloudtrain_runtime.task import SPLITS, overrides
+from cloudtrain_runtime.task import overrides
 from cloudtrain_runtime.training.bootstrap import Measured
 from cloudtrain_runtime.training.classification import ClassificationAnalysis, make_section
 from cloudtrain_runtime.training.sample_values import SampleValues

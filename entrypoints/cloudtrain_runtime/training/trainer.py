@@ -17,7 +17,7 @@ from cloudtrain_runtime.checkpoint.initial_weights import load_initial_weights
 from cloudtrain_runtime.checkpoint.manager import CheckpointManager, Resumed
 from cloudtrain_runtime.checkpoint.optimizer_options import SETTINGS
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
-from cloudtrain_runtime.contract import CheckpointConfig, TrainConfig
+from cloudtrain_runtime.contract import LOG_EVERY_VARIABLE, CheckpointConfig, TrainConfig
 from cloudtrain_runtime.contract.manifest import BEST_STATE
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data import DataState, Loading, Position, Step, make_feeder
@@ -66,7 +66,6 @@ from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedul
 from cloudtrain_runtime.training.single_samples import warning_of_single_samples
 from cloudtrain_runtime.training.training_step import TrainingStep
 
-LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 _LOG_EVERY_STEPS = 10
 
 

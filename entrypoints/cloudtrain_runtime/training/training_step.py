@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cloudtrain_runtime.contract.task_methods import did_you_mean
+from cloudtrain_runtime.contract.nearest_name import did_you_mean
 from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.gradients import clip_gradients
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import re
 from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
+from cloudtrain.errors import nearest
 
 _NVME_TYPES = re.compile(
     r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\."
@@ -141,6 +141,8 @@ def suggest(name: str) -> tuple[str, ...]:
     """
     wanted = _parse(name.strip().lower())
     if wanted is None:
+        import difflib  # only a wrong name needs it
+
         return tuple(difflib.get_close_matches(name, instance_names(), n=3, cutoff=0.7))
     # Sorted by distance only: types at the same distance stay in the catalog's order.
     distances = sorted(
@@ -166,8 +168,8 @@ def _parse_size(text: str) -> float | None:
     digits = re.match(r"\d+", text)
     if digits is not None:
         return float(digits[0]) or None
-    word = difflib.get_close_matches(text, _SIZES, n=1, cutoff=0.6)
-    return _SIZES[word[0]] if word else None
+    word = nearest(text, _SIZES)
+    return None if word is None else _SIZES[word]
 
 
 @functools.cache

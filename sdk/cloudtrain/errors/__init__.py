@@ -21,12 +21,13 @@ CloudtrainError               exit code 1: a bug of cloudtrain, unless a subclas
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cloudtrain.errors.hints import in_python
+from cloudtrain_runtime.contract.nearest_name import did_you_mean as did_you_mean
+from cloudtrain_runtime.contract.nearest_name import nearest as nearest
 from cloudtrain_runtime.contract.redaction import redact
 
 EXIT_DONE = 0
@@ -199,26 +200,3 @@ class DamagedCheckpointError(CloudtrainError):
     """A checkpoint differs from what was written."""
 
     exit_code = EXIT_RUN_FAILED
-
-
-def nearest(name: str, legal: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the legal name closest to `name`, or None when none is close.
-
-    Args:
-        name: What was given.
-        legal: The legal names.
-        cutoff: The least similarity, from 0 to 1.
-    """
-    names = list(legal)
-    same = [each for each in names if each.casefold() == name.casefold()]
-    found = same or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
-    return found[0] if found else None
-
-
-def did_you_mean(name: str, legal: Iterable[str], otherwise: str | None = None) -> str:
-    """Return a hint with the nearest legal name, or another one: by default all legal names."""
-    names = list(legal)
-    near = nearest(name, names)
-    if near is not None:
-        return f'did you mean "{near}"?'
-    return "one of: " + ", ".join(names) if otherwise is None else otherwise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import shlex
@@ -400,9 +399,10 @@ def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[st
     ]
     if places:
         # `outputs` at the top level is closer to `output` than to a field of another section.
-        return difflib.get_close_matches(name, sections, n=1, cutoff=0.9) + places
+        section = nearest(name, sections, cutoff=0.9)
+        return [*([] if section is None else [section]), *places]
     own = _model_at(model, path[:-1])
-    if own is not None and difflib.get_close_matches(name, own.model_fields, n=1, cutoff=0.8):
+    if own is not None and nearest(name, own.model_fields, cutoff=0.8) is not None:
         return []  # `train.epoch` is a field of its own section
     tables = (SWEEP_WORDS,) if "space" in model.model_fields else (ESTIMATOR_WORDS, COMMON_WORDS)
     # Within a channel a word such as `labels` has another meaning.

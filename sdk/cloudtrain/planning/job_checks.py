@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.errors import nearest
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.config_files import contains, named_files
 from cloudtrain.job.diagnostics import Diagnostic
@@ -138,13 +138,11 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
             "copy it to S3 first, and name its s3:// uri",
         )
     elif is_path and not path.exists():
-        near = difflib.get_close_matches(
-            path.name, [each.name for each in path.parent.glob("*")], n=1
-        )
+        near = nearest(path.name, [each.name for each in path.parent.glob("*")])
         hint = (
-            f"did you mean {path.with_name(near[0])}?"
-            if near
-            else "name a model.pt, a folder of checkpoints, or the id of a run"
+            "name a model.pt, a folder of checkpoints, or the id of a run"
+            if near is None
+            else f"did you mean {path.with_name(near)}?"
         )
         yield error(at, f"there is no file or folder {path}", hint)
     elif not is_path and spec.cluster.network.isolation:

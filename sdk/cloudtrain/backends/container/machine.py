@@ -14,10 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloudtrain.planning.placement import Machine
+from cloudtrain_runtime.contract import LISTENING_PORTS
 from cloudtrain_runtime.contract.gpu_sharing import visible_devices
-
-_PORTS = range(20000, 32768)
-"""Below Linux's ephemeral range (net.ipv4.ip_local_port_range), which outgoing connections use."""
 
 _LEAST_BYTES = 1 << 20
 
@@ -104,11 +102,11 @@ def loopback_interface() -> str:
 
 def free_port() -> int:
     """Return a free TCP port, chosen at random so that concurrent runs do not choose the same one."""
-    for port in random.SystemRandom().sample(_PORTS, 64):
+    for port in random.SystemRandom().sample(LISTENING_PORTS, 64):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
             return port
-    raise OSError(f"no free TCP port between {_PORTS.start} and {_PORTS.stop}")
+    raise OSError(f"no free TCP port between {LISTENING_PORTS.start} and {LISTENING_PORTS.stop}")

@@ -29,7 +29,7 @@ from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import facts_of
-from cloudtrain_runtime.contract import CODE_CHANNEL, EvaluationConfig, parse_event
+from cloudtrain_runtime.contract import CODE_CHANNEL, SPLITS, EvaluationConfig, parse_event
 from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 BEST = "best"
 INITIAL = "initial"
-_SPLITS = ("train", "validation", "test")
 _NAME_CHARACTERS = 42  # of a job
 _CHANNEL = re.compile(r"([a-zA-Z0-9._-]+)=(.+)", re.DOTALL)
 
@@ -65,8 +64,8 @@ class EvaluationChoice:
 
     def __post_init__(self) -> None:
         for split in self.splits:
-            if split not in _SPLITS:
-                raise UserError(f"a Task has no split {split!r}", did_you_mean(split, _SPLITS))
+            if split not in SPLITS:
+                raise UserError(f"a Task has no split {split!r}", did_you_mean(split, SPLITS))
         if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, INITIAL):
             hint = did_you_mean(
                 self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial"

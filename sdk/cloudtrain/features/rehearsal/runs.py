@@ -24,6 +24,7 @@ from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
     HOST_RANK_VARIABLE,
     INSTANCE_VARIABLE,
+    LOG_EVERY_VARIABLE,
     REHEARSAL_HOLD_VARIABLE,
     REHEARSAL_LAST_VARIABLE,
     REHEARSAL_SAMPLES_VARIABLE,
@@ -39,7 +40,6 @@ LAUNCHER = "launcher"
 RANK = "rank"
 HOST = "host"
 UNSEEN_GROUP = "whether the ranks train together is not visible, because other processes than cloudtrain's train"
-LOG_EVERY_VARIABLE = "CLOUDTRAIN_LOG_EVERY_STEPS"
 FULL_BYTES = 100 * 10**6
 """Free disk space below which a failure counts as one of this machine."""
 _POLL_SECONDS = 0.05
