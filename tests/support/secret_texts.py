@@ -1,4 +1,4 @@
-"""Texts with a made-up key, token or password each: what files are searched for, and logs are redacted of."""
+"""Texts with a made-up key, token or password: what is hidden in logs, and what of it files are searched for."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class SecretText(NamedTuple):
     """A text with a secret.
 
     Attributes:
-        kind: Its format, which a file with this text is refused for; None where files are not searched for it.
+        kind: Its format; of several, the one that a file with this text is refused for.
         text: The text.
         secrets: Parts of it that a log must not show.
     """
 
-    kind: str | None
+    kind: str
     text: str
     secrets: tuple[str, ...]
 
 
-def _text(kind: str | None, text: str, *secrets: str) -> SecretText:
+def _text(kind: str, text: str, *secrets: str) -> SecretText:
     return SecretText(kind, text, secrets)
 
 
@@ -46,6 +46,7 @@ _AWS = "AWS secret access key"
 _ID = "AWS access key id"
 _SESSION = "AWS session token"
 _URL = "password in a URL"
+_NAMED = "password or key by its name"
 _WANDB = "Weights & Biases key"
 _NAME = "AWS_SECRET_ACCESS_KEY"
 _WANDB_V1 = f"{made_up(27, MIXED)}_{made_up(49, MIXED, 1)}"
@@ -88,6 +89,7 @@ FOUND_IN_FILES = (
     _text(
         "password in a header", "Authorization: Basic dXNlcjpwYXNzd29yZA==", "dXNlcjpwYXNzd29yZA"
     ),
+    _text("password in a header", f'{{"Authorization": f"Basic {_LONG}7"}}', _LONG),
     _text("token in a header", f"Authorization: Bearer {JWT}", JWT),
     _text("shared access signature", f"https://x.blob.core.windows.net/c?sv=1&sig={_LONG}", _LONG),
     _text("storage account key", f"DefaultEndpointsProtocol=https;AccountKey={KEY}{KEY}==;", KEY),
@@ -108,9 +110,12 @@ FOUND_IN_FILES = (
     ),
     _text("OpenAI or Anthropic key", f"openai.api_key = '{OPENAI}'", OPENAI),
     _text("OpenAI or Anthropic key", f"incorrect API key provided: {OPENAI}", OPENAI),
+    _text("GitLab token", f"glrt-{made_up(20, MIXED)}", _SHORT),
+    _text("OpenAI or Anthropic key", f"sk-or-v1-{WANDB}", WANDB),
     _text("OpenAI or Anthropic key", f"sk-ant-api03-{_SHORT}-_{_SHORT}", _SHORT),
     _text("Slack token", f"slack {SLACK}", SLACK),
     _text("Slack token", "xoxb-" + "123456789012-abcdef", "123456789012"),
+    _text("Slack token", f"xapp-1-A0{made_up(30, MIXED)}", made_up(30, MIXED)),
     _text("Slack webhook", f"https://hooks.slack.com/services/{_LONG}", _LONG),
     _text("NVIDIA key", f"nvapi-{made_up(64, MIXED)}", _LONG),
     _text("Groq key", f"gsk_{_LONG}", _LONG),
@@ -138,21 +143,29 @@ FOUND_IN_FILES = (
     _text("private key", json.dumps({"key": PEM}), *BODY.splitlines()),
 )
 
-FOUND_IN_LOGS = (
+HIDDEN_IN_LOGS = (
     # Shorter than the tokens of real services; a file with it is most often a test or an example.
-    _text(None, 'headers = {"Authorization": "Bearer abc123def456"}', "abc123def456"),
+    _text(
+        "token in a header", 'headers = {"Authorization": "Bearer abc123def456"}', "abc123def456"
+    ),
     # Signatures expire, and code has names such as `token=` in each of its URLs.
-    _text(None, "https://x.blob.core.windows.net/c?sv=2020&sig=aB3%2Fc1dE", "aB3%2Fc1dE"),
-    _text(None, f"https://callback.example.com/?access_token={_SHORT}&state=1", _SHORT),
+    _text(
+        "signature in a URL",
+        "https://x.blob.core.windows.net/c?sv=2020&sig=aB3%2Fc1dE",
+        "aB3%2Fc1dE",
+    ),
+    _text(
+        "signature in a URL", f"https://callback.example.com/?access_token={_SHORT}&state=1", _SHORT
+    ),
     # Code has values with such names that are no secrets: defaults, tests, names of variables.
-    _text(None, "db_password=s3cr3t-passw0rd", "s3cr3t-passw0rd"),
-    _text(None, '{"api_key": "0a1b2c3d4e5f"}', "0a1b2c3d4e5f"),
-    _text(None, "access_key: 0a1b2c3d4e5f", "0a1b2c3d4e5f"),
-    _text(None, "--private-key=0a1b2c3d4e5f", "0a1b2c3d4e5f"),
-    _text(None, "HF_TOKEN=0a1b2c3d4e5f", "0a1b2c3d4e5f"),
-    _text(None, "//npm.example.com/:_authToken=0a1b2c3d-4e5f", "0a1b2c3d-4e5f"),
-    _text(None, f"Endpoint=sb://x.net/;SharedAccessKey={_SHORT}+c=", _SHORT),
-    _text(None, "Server=db;Uid=ada;Pwd=hunter2hunter2;", "hunter2hunter2"),
+    _text(_NAMED, "db_password=s3cr3t-passw0rd", "s3cr3t-passw0rd"),
+    _text(_NAMED, '{"api_key": "0a1b2c3d4e5f"}', "0a1b2c3d4e5f"),
+    _text(_NAMED, "access_key: 0a1b2c3d4e5f", "0a1b2c3d4e5f"),
+    _text(_NAMED, "--private-key=0a1b2c3d4e5f", "0a1b2c3d4e5f"),
+    _text(_NAMED, "HF_TOKEN=0a1b2c3d4e5f", "0a1b2c3d4e5f"),
+    _text(_NAMED, "//npm.example.com/:_authToken=0a1b2c3d-4e5f", "0a1b2c3d-4e5f"),
+    _text(_NAMED, f"Endpoint=sb://x.net/;SharedAccessKey={_SHORT}+c=", _SHORT),
+    _text(_NAMED, "Server=db;Uid=ada;Pwd=hunter2hunter2;", "hunter2hunter2"),
 )
 
-SECRET_TEXTS = FOUND_IN_FILES + FOUND_IN_LOGS
+SECRET_TEXTS = FOUND_IN_FILES + HIDDEN_IN_LOGS
