@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.checkpoints import write_manifest
 from torch.utils.data import DataLoader, IterableDataset
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
+from cloudtrain_runtime.checkpoint.listing import expired_folders, list_checkpoints
+from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, FolderStorage
+from cloudtrain_runtime.checkpoint.trainer_format import list_trainer_checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree
+from cloudtrain_runtime.contract.manifest import checkpoint_folder_name
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.integrations.checkpoint_folder import MARKER, CheckpointFolder
 from cloudtrain_runtime.integrations.data_position import DataPosition
@@ -77,6 +83,65 @@ def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> No
     folder.prepare(10, None)
     # Without our file it may be another program's.
     assert newest.exists() == (damage == "no marker")
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_both_formats_keep_and_delete_the_same(tmp_path: Path, keep: int) -> None:
+    """Only complete checkpoints count; damaged ones stay; unfinished ones go with the complete ones before them."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    unfinished, damaged = (5, 35), (20,)
+    trainer = folder_of(theirs, keep=9)
+    for step in (5, 10, 20, 30, 35, 40):
+        saved = ours / checkpoint_folder_name(step)
+        saved.mkdir(parents=True)
+        (saved / "model.bin").write_text("weights")
+        if step in unfinished:
+            (saved / WRITER_FILE).write_text('{"run": "first"}')
+        else:
+            write_manifest(saved, run="first", step=step)
+            save(trainer, step)
+        if step in damaged:
+            (saved / "model.bin").write_text("short")
+            (trainer.path(step) / "model.bin").write_text("short")
+    for step in unfinished:
+        trainer.begin(step, None)
+
+    storage = FolderStorage(ours)
+    states = [each.state for each in list_checkpoints(storage)]
+    assert states == [each.state for each in list_trainer_checkpoints(FolderStorage(theirs))]
+    assert {each.run for each in list_trainer_checkpoints(FolderStorage(theirs))} == {"first"}
+    expired = expired_folders(storage, run="first", step=40, keep=keep, state={})
+    left = {each.step for each in list_checkpoints(storage) if each.name not in expired}
+    resumed = folder_of(theirs, keep=keep)
+    assert resumed.newest_step(None) == 40
+    resumed.prepare(40, None)
+    resumed.finish(40, None)
+    assert {int(path.name.rpartition("-")[2]) for path in theirs.iterdir()} == left
+    assert left == {1: {20, 40}, 2: {20, 30, 35, 40}, 3: {10, 20, 30, 35, 40}}[keep]
+
+
+def test_a_list_of_another_step_is_damaged_in_both_formats(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path)
+    save(folder, 10).rename(folder.path(20))
+    own = tmp_path / checkpoint_folder_name(20)
+    own.mkdir()
+    write_manifest(own, step=10)
+    storage = FolderStorage(tmp_path)
+    found = [*list_checkpoints(storage), *list_trainer_checkpoints(storage)]
+    assert [(each.state, each.why) for each in found] == [
+        ("damaged", "manifest.json is of step 10"),
+        ("damaged", "cloudtrain.json is of step 10"),
+    ]
+    assert folder_of(tmp_path).newest_step(None) is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_list_that_cannot_be_read_stops_the_run(tmp_path: Path) -> None:
+    """A failing disk may hold the run's checkpoints, so the run does not start from the beginning."""
+    folder = folder_of(tmp_path)
+    (save(folder, 10) / MARKER).chmod(0)
+    with pytest.raises(CheckpointError, match="its checkpoints cannot be listed"):
+        folder_of(tmp_path).newest_step(None)
 
 
 def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from cloudtrain_runtime.contract.manifest import (
 from cloudtrain_runtime.contract.saved_checkpoint import (
     DAMAGED,
     SavedCheckpoint,
+    age_order,
+    oldest_kept,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
@@ -56,7 +58,7 @@ class CheckpointRecord(SavedCheckpoint):
 def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     """Return the checkpoints of a storage, oldest first."""
     found = [_examine(storage, folder, files) for folder, files in storage.folders().items()]
-    return sorted(found, key=lambda record: (record.step, record.time or 0.0))
+    return sorted(found, key=lambda record: age_order(record.step, record.time))
 
 
 def expired_folders(
@@ -76,14 +78,15 @@ def expired_folders(
         if record.step <= step and (record.run or "") == run
     ]
     steps = sorted({record.step for record in records if record.is_complete})
-    kept = steps[-keep:]
+    oldest = oldest_kept(steps, keep)
+    if oldest is None:
+        return []
     best = [each for each in best_steps(state) if each in steps][-1:]
     return [
         record.name
         for record in records
         if record.state != DAMAGED
-        and kept
-        and record.step < kept[0]
+        and record.step < oldest
         and not (record.is_complete and record.step in best)
     ]
 

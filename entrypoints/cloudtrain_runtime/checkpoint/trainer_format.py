@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from cloudtrain_runtime.checkpoint.storage import Storage
-from cloudtrain_runtime.contract.json_checks import ObjectSchema, array, count, text
+from cloudtrain_runtime.contract.checkpoint_folder import read_object
+from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, array, count, text
 from cloudtrain_runtime.contract.saved_checkpoint import (
     COMPLETE,
     DAMAGED,
     UNFINISHED,
     SavedCheckpoint,
+    age_order,
+    size_mismatches,
 )
-from cloudtrain_runtime.contract.strict_json import load_json
 
 MARKER: Final = "cloudtrain.json"
 
@@ -29,16 +31,29 @@ _SCHEMA = ObjectSchema({"run": text, "step": count, "files": array(_FILE)})
 
 @dataclass(frozen=True)
 class Marker:
-    """What a checkpoint's list says.
+    """What `cloudtrain.json` says.
 
     Attributes:
-        run: The run that wrote the checkpoint.
+        run: The run that writes or wrote the checkpoint; empty if it is unknown.
+        step: Its step; None without a list of files.
         files: Fingerprints by file, each a size in bytes and a checksum. Several hosts may have written files of one
-            name; any of them may be the one here.
+            name; any of them may be the one here. None without a valid list: the checkpoint is not finished.
     """
 
-    run: str
-    files: Mapping[str, list[list[int]]]
+    run: str = ""
+    step: int | None = None
+    files: Mapping[str, list[list[int]]] | None = None
+
+    def mismatches(self, name: str, sizes: Mapping[str, int]) -> list[str]:
+        """Return why the files in a folder of this name, with these sizes in bytes, are not those of the list."""
+        possible = {
+            path: [size for size, *_ in filter(None, fingerprints)]
+            for path, fingerprints in (self.files or {}).items()
+        }
+        wrong = size_mismatches(possible, sizes)
+        if self.step != step_of_trainer_folder(name):
+            wrong.append(f"{MARKER} is of step {self.step}")
+        return wrong
 
 
 def step_of_trainer_folder(name: str) -> int | None:
@@ -48,12 +63,17 @@ def step_of_trainer_folder(name: str) -> int | None:
 
 
 def parse_marker(content: bytes | None) -> Marker | None:
-    """Return the list in `cloudtrain.json`; None without a valid one."""
-    try:
-        found = _SCHEMA(load_json(content or b""))
-    except ValueError:
+    """Return what `cloudtrain.json` says; None if there is none. What is not valid in it is unknown."""
+    if content is None:
         return None
-    return Marker(found["run"], {file["path"]: file["fingerprints"] for file in found["files"]})
+    found = read_object(content)
+    try:
+        listed = _SCHEMA(found)
+    except MismatchError:
+        run = found.get("run")
+        return Marker(run if isinstance(run, str) else "")
+    files = {file["path"]: file["fingerprints"] for file in listed["files"]}
+    return Marker(listed["run"], listed["step"], files)
 
 
 def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
@@ -61,7 +81,7 @@ def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
     found = []
     for name, files in storage.folders(_NAME).items():
         marker = parse_marker(storage.read(name, MARKER)) if MARKER in files else None
-        state, why = _judge(marker, files)
+        state, why = _judge(marker, name, files)
         found.append(
             SavedCheckpoint(
                 step=step_of_trainer_folder(name) or 0,
@@ -74,22 +94,12 @@ def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
                 run=None if marker is None else marker.run or None,
             )
         )
-    return sorted(found, key=lambda each: each.step)
+    return sorted(found, key=lambda each: age_order(each.step, each.time))
 
 
-def _judge(marker: Marker | None, files: Mapping[str, int]) -> tuple[str, str]:
-    if marker is None:
-        return (
-            UNFINISHED,
-            f"it has no {MARKER} with a list of files, which an attached trainer writes last",
-        )
-    for name, fingerprints in sorted(marker.files.items()):
-        if name not in files:
-            return DAMAGED, f"{name} is missing"
-        sizes = [size for size, *_ in filter(None, fingerprints)]
-        if files[name] not in sizes:
-            return (
-                DAMAGED,
-                f"{name} has {files[name]} bytes instead of {sizes[0] if sizes else 'a known size'}",
-            )
-    return COMPLETE, ""
+def _judge(marker: Marker | None, name: str, sizes: Mapping[str, int]) -> tuple[str, str]:
+    if marker is None or marker.files is None:
+        why = f"it has no {MARKER} with a list of files, which an attached trainer writes last"
+        return UNFINISHED, why
+    wrong = marker.mismatches(name, sizes)
+    return DAMAGED if wrong else COMPLETE, "; ".join(wrong)

@@ -14,7 +14,12 @@ from cloudtrain_runtime.contract.manifest import (
     Manifest,
     step_of_folder_name,
 )
-from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE, DAMAGED, UNFINISHED
+from cloudtrain_runtime.contract.saved_checkpoint import (
+    COMPLETE,
+    DAMAGED,
+    UNFINISHED,
+    age_order,
+)
 from cloudtrain_runtime.contract.strict_json import load_json
 
 WRITING_PREFIX = ".writing-"
@@ -78,11 +83,7 @@ def judge_checkpoint(store: CheckpointStore, folder: str, sizes: Mapping[str, in
 
 
 def complete_manifests(store: CheckpointStore) -> Iterator[Manifest]:
-    """Yield the manifests of the complete checkpoints, newest first.
-
-    Of several checkpoints of one step, which different attempts have saved, the one that was completed last is newer.
-    Manifests are read as far as needed.
-    """
+    """Yield the manifests of the complete checkpoints, newest first. Manifests are read as far as needed."""
     folders = store.folders()
     names = [
         name
@@ -95,7 +96,7 @@ def complete_manifests(store: CheckpointStore) -> Iterator[Manifest]:
         complete = [
             each.manifest for each in judged if each.manifest is not None and each.state == COMPLETE
         ]
-        yield from sorted(complete, key=lambda manifest: manifest.time, reverse=True)
+        yield from sorted(complete, key=lambda each: age_order(each.step, each.time), reverse=True)
 
 
 def _reasons(text: bytes | None) -> list[str]:

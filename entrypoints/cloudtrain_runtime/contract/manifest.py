@@ -24,6 +24,7 @@ from cloudtrain_runtime.contract.json_checks import (
     json_object,
     timestamp,
 )
+from cloudtrain_runtime.contract.saved_checkpoint import size_mismatches
 from cloudtrain_runtime.contract.strict_json import (
     decode_floats,
     dump_json,
@@ -199,13 +200,7 @@ class Manifest:
 
     def file_mismatches(self, sizes: Mapping[str, int]) -> list[str]:
         """Return one phrase for each file that is missing or differs from its size in bytes in `sizes`."""
-        return [
-            f"{name} is missing"
-            if name not in sizes
-            else f"{name} has {sizes[name]} bytes instead of {file.bytes}"
-            for name, file in sorted(self.files.items())
-            if sizes.get(name) != file.bytes
-        ]
+        return size_mismatches({name: (file.bytes,) for name, file in self.files.items()}, sizes)
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

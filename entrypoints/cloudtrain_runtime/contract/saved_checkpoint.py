@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,6 +12,36 @@ UNFINISHED: Final = "unfinished"
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "unreadable"
 """The bytes are those that were written, but a load cannot parse them: another version's, or forged."""
+
+
+def age_order(step: int, completed: float | None) -> tuple[int, float]:
+    """Return a sort key by which a newer checkpoint is greater.
+
+    Of several of one step, which different attempts have saved, the one that was completed last is newer.
+    """
+    return step, completed or 0.0
+
+
+def size_mismatches(expected: Mapping[str, Collection[int]], sizes: Mapping[str, int]) -> list[str]:
+    """Return one phrase for each expected file that is missing or has none of its possible sizes.
+
+    Args:
+        expected: The possible sizes in bytes of each file.
+        sizes: The sizes of the files that are there.
+    """
+    return [
+        f"{name} is missing"
+        if name not in sizes
+        else f"{name} has {sizes[name]} bytes instead of {next(iter(possible), 'a known size')}"
+        for name, possible in sorted(expected.items())
+        if sizes.get(name) not in possible
+    ]
+
+
+def oldest_kept(complete: Iterable[int], keep: int) -> int | None:
+    """Return the step before which checkpoints are expired: only complete ones count as kept. None if there is none."""
+    kept = sorted(set(complete))[-keep:]
+    return kept[0] if kept else None
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cloudtrain_runtime.checkpoint.storage import FolderStorage
 from cloudtrain_runtime.checkpoint.trainer_format import (
     MARKER,
     Marker,
+    list_trainer_checkpoints,
     parse_marker,
     step_of_trainer_folder,
 )
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.contract.machine_paths import machine_path
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain_runtime.contract.saved_checkpoint import UNFINISHED, oldest_kept
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
@@ -54,6 +57,8 @@ class CheckpointFolder:
         self._config = config
         self._is_copied = is_copied and len(context.hosts) > 1
         self._folder = context.checkpoint_dir
+        self._storage = FolderStorage(self._folder)
+        self._complete: set[int] = set()
 
     def path(self, step: int) -> Path:
         """Return the folder of a checkpoint."""
@@ -61,18 +66,20 @@ class CheckpointFolder:
 
     def complete_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints on this host that this run may resume from, the newest last."""
-        found = []
-        for step in self._steps():
-            marker = _read_marker(self.path(step))
-            if (
-                marker is not None
-                and self._is_usable(marker.run)
-                and _is_complete(self.path(step), marker)
-            ):
-                found.append(step)
-            elif self._context.is_main and (marker is None or self._is_usable(marker.run)):
-                log_line(f"{self.path(step)} is not complete: it is not used")
-        return found
+        try:
+            listed = list_trainer_checkpoints(self._storage)
+        except OSError as error:
+            message = f"the run does not start, because its checkpoints cannot be listed: {error}"
+            raise CheckpointError(message) from None
+        self._complete = set()
+        for each in listed:
+            path = self.path(each.step)
+            is_usable = self._is_usable(each.run or "")
+            if is_usable and each.is_complete and _is_intact(path, self._marker(each.step)):
+                self._complete.add(each.step)
+            elif self._context.is_main and (is_usable or each.state == UNFINISHED):
+                log_line(f"{path} is not complete: it is not used")
+        return sorted(self._complete)
 
     def newest_step(self, group: dist.ProcessGroup | None) -> int | None:
         """Return the step of the newest checkpoint that is complete on every host, or None."""
@@ -88,14 +95,17 @@ class CheckpointFolder:
             CheckpointError: the folder has newer checkpoints of a run that this one does not continue.
         """
         for step in self._steps():
-            marker = _read_marker(self.path(step)) if step > start else None
-            if marker is not None and not self._is_usable(marker.run):
+            marker = self._marker(step) if step > start else None
+            is_finished = marker is not None and marker.files is not None
+            if marker is not None and is_finished and not self._is_usable(marker.run):
                 raise CheckpointError(
                     f"checkpoint.resume is {self._config.resume}, and {self._folder} has step {step} of run "
                     f"{marker.run}, which this run would overwrite. What to do: give the run a folder of its own with "
                     "checkpoint.uri, or resume from that run"
                 )
-        gather(None, self._context, group)  # no rank deletes files that another has not checked yet
+        # No rank deletes files that another has not checked yet.
+        by_rank = gather(self._complete, self._context, group)
+        self._complete = {step for step in set.intersection(*by_rank) if step <= start}
         if self._context.local_rank == 0:
             for step in self._steps():
                 if step > start and self._is_ours(step):
@@ -109,7 +119,7 @@ class CheckpointFolder:
         """
         if self._context.local_rank == 0:
             path = self.path(step)
-            if _run_of(path) is None and path.is_dir() and any(path.iterdir()):
+            if self._marker(step) is None and path.is_dir() and any(path.iterdir()):
                 names = (path.with_name(f"{path.name}.other-{n}") for n in itertools.count(1))
                 aside = next(each for each in names if not each.exists())
                 path.rename(aside)
@@ -149,6 +159,7 @@ class CheckpointFolder:
                     is_missing=is_missing,
                 )
             gather(None, self._context, group)
+        self._complete.add(step)
         if is_leader:
             listed = [
                 {"path": name, "fingerprints": found} for name, found in sorted(files.items())
@@ -163,17 +174,22 @@ class CheckpointFolder:
             emit("checkpoint", uri=place.as_uri(), step=step, bytes=size)
 
     def _delete_expired(self, newest: int, kept: Collection[Path]) -> None:
-        markers = {step: _read_marker(self.path(step)) for step in self._steps() if step <= newest}
-        complete = [
-            step
-            for step, marker in markers.items()
-            if marker is not None and self._is_usable(marker.run)
-        ]
+        oldest = oldest_kept((step for step in self._complete if step <= newest), self._config.keep)
         protected = {path.resolve() for path in kept}
-        for step in markers:
-            is_old = step < complete[-self._config.keep :][0]
-            if is_old and self._is_ours(step) and self.path(step).resolve() not in protected:
-                shutil.rmtree(self.path(step))
+        old = [step for step in self._steps() if oldest is not None and step < oldest]
+        try:
+            for step in old:
+                if self._is_expired(step) and self.path(step).resolve() not in protected:
+                    self._complete.discard(step)
+                    shutil.rmtree(self.path(step))
+        except OSError as error:
+            log_line(f"older checkpoints are not deleted now: {error}")
+
+    def _is_expired(self, step: int) -> bool:
+        """Return whether an old checkpoint may go: a finished one that is damaged may be all that is left of a run."""
+        marker = self._marker(step)
+        is_unfinished = marker is not None and marker.files is None
+        return self._is_ours(step) and (is_unfinished or step in self._complete)
 
     def _steps(self) -> list[int]:
         if not self._folder.is_dir():
@@ -185,8 +201,11 @@ class CheckpointFolder:
 
     def _is_ours(self, step: int) -> bool:
         """Return whether this run may delete the folder of a step: it has the mark of this run, or of its origin."""
-        run = _run_of(self.path(step))
-        return run is not None and (run == "" or self._is_usable(run))
+        marker = self._marker(step)
+        return marker is not None and (marker.run == "" or self._is_usable(marker.run))
+
+    def _marker(self, step: int) -> Marker | None:
+        return parse_marker(self._storage.read(self.path(step).name, MARKER))
 
     def _is_usable(self, run: str) -> bool:
         if self._config.resume == "never":
@@ -247,30 +266,13 @@ def _fingerprint(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def _is_complete(folder: Path, marker: Marker) -> bool:
+def _is_intact(folder: Path, marker: Marker | None) -> bool:
+    if marker is None or marker.files is None:
+        return False
     try:
         return all(_fingerprint(folder / name) in found for name, found in marker.files.items())
     except OSError:
         return False
-
-
-def _read_marker(folder: Path) -> Marker | None:
-    try:
-        return parse_marker((folder / MARKER).read_bytes())
-    except OSError:
-        return None
-
-
-def _run_of(folder: Path) -> str | None:
-    """Return the run whose mark a checkpoint has, complete or not: empty if it is damaged, None without a mark."""
-    try:
-        content = load_json((folder / MARKER).read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        return ""
-    run = content.get("run") if isinstance(content, dict) else None
-    return run if isinstance(run, str) else ""
 
 
 def _write_marker(folder: Path, content: dict[str, Any]) -> None:
