@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_folder
-from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_plain
+from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_state_dict
 from cloudtrain_runtime.checkpoint.training_state import (
     collect_model_state,
     restore_model,
@@ -92,26 +92,18 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             raise CheckpointError(
                 f"train.init_from: {uri} is not a safetensors file: {error}"
             ) from None
-    expected = (
-        f"an archive with {MODEL_FILE}"
-        if uri.endswith(_ARCHIVE)
-        else "a file of torch.save(model.state_dict())"
-    )
+    if not uri.endswith(_ARCHIVE):
+        return load_state_dict(data, f"train.init_from: {uri}")
     try:
-        if uri.endswith(_ARCHIVE):
-            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                member = archive.extractfile(MODEL_FILE)
-                data = b"" if member is None else member.read()
-        found = load_plain(data)
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            member = archive.extractfile(MODEL_FILE)
+            data = b"" if member is None else member.read()
     except (*BROKEN, tarfile.TarError, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"train.init_from: {uri} is not {expected}: {why}") from None
-    if not isinstance(found, Mapping):
-        kind = type(found).__name__
         raise CheckpointError(
-            f"train.init_from: {uri} holds a {kind}; save model.state_dict() instead"
-        )
-    return found
+            f"train.init_from: {uri} is not an archive with {MODEL_FILE}: {why}"
+        ) from None
+    return load_state_dict(data, f"train.init_from: {MODEL_FILE} in {uri}")
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:

@@ -134,6 +134,29 @@ def load_plain(source: bytes | Path) -> Any:
         return _load_plain(stream, stream.seek(0, os.SEEK_END))
 
 
+def load_state_dict(source: bytes | Path, name: str) -> Mapping[str, Any]:
+    """Return the values that `torch.save(model.state_dict(), ...)` has written, without running code that they name.
+
+    Args:
+        source: The bytes, or a file.
+        name: What an error calls it.
+
+    Raises:
+        CheckpointError: it has no state_dict.
+    """
+    try:
+        found = load_plain(source)
+    except BROKEN as error:
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"{name} is not a file of torch.save(model.state_dict()): {why}"
+        ) from None
+    if not isinstance(found, Mapping):
+        kind = type(found).__name__
+        raise CheckpointError(f"{name} holds a {kind}; save model.state_dict() instead")
+    return found
+
+
 def _load_plain(stream: BinaryIO, length: int) -> Any:
     """Return the value of a stream of so many bytes."""
     if zipfile.is_zipfile(stream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from cloudtrain_runtime.contract.constants import (
     CONFIG_CHANNEL,
@@ -57,3 +58,7 @@ class MlTree:
         """Folder in which the ranks of a rehearsed run record their steps."""
         self.hang = self.output_data / "hang"
         """Folder with the evidence of a hang; part of output.tar.gz."""
+
+
+CONTAINER_TREE: Final = MlTree(Path("/opt/ml"))
+"""The paths that a container sees."""

@@ -17,6 +17,7 @@ from cloudtrain_runtime.contract import (
     RunConfig,
     sort_hosts,
 )
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.strict_json import load_json
 from cloudtrain_runtime.contract.trial import TrialError, apply_trial
 from cloudtrain_runtime.errors import JobError
@@ -24,7 +25,7 @@ from cloudtrain_runtime.errors import JobError
 
 def ml_tree(environ: Mapping[str, str]) -> MlTree:
     """Return this host's /opt/ml."""
-    return MlTree(Path(environ.get(ML_ROOT_VARIABLE, "/opt/ml")))
+    return MlTree(Path(environ.get(ML_ROOT_VARIABLE, CONTAINER_TREE.root)))
 
 
 def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_plain
+from cloudtrain_runtime.checkpoint.safe_metadata import load_state_dict
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.task import checked_model
 from cloudtrain_runtime.training.task_loading import load_task
@@ -36,10 +36,7 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     Raises:
         JobError: the file has no weights, or they do not fit the model.
     """
-    try:
-        saved = load_plain(weights)
-    except BROKEN as error:
-        raise JobError(f"{weights.name} is not what torch.save writes: {error}") from None
+    saved = load_state_dict(weights, weights.name)
     tensors = (*model.parameters(), *model.buffers())
     try:
         model.load_state_dict(saved, assign=any(each.is_meta for each in tensors))

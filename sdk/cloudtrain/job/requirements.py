@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.catalog.packages import normalized
 from cloudtrain.secrets.values import contains_url_credentials
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.redaction import redact
 
 _BYTE_ORDER_MARKS = (
@@ -46,7 +47,7 @@ _CONDA_ARCHIVE = re.compile(
 )
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
 _MOST_FILES = 50
-_CONTAINER_CODE = "/opt/ml/code"
+_CONTAINER_CODE = str(CONTAINER_TREE.code)
 
 
 @dataclass(frozen=True)

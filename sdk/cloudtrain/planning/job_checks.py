@@ -27,9 +27,10 @@ from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 
 _LARGE_CODE_BYTES = 100 * 10**6
-_CHECKPOINTS = "/opt/ml/checkpoints"
+_CHECKPOINTS = str(CONTAINER_TREE.checkpoints)
 
 
 def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:

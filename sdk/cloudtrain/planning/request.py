@@ -32,6 +32,7 @@ from cloudtrain_runtime.contract import (
     RunConfig,
 )
 from cloudtrain_runtime.contract.metric_values import STEP_PARTS
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 CONTAINER_ENTRYPOINT = (
@@ -53,7 +54,7 @@ The kernel drops a SIGTERM to PID 1 without a handler, so bash sets one for the 
 FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 """FileSystemType by the channel's field."""
 _CONTAINER_LOG_LEVEL = 20
-_CODE_IN_CHANNEL = f"/opt/ml/input/data/{CODE_CHANNEL}/{BUNDLE_FILE}"
+_CODE_IN_CHANNEL = str(CONTAINER_TREE.data / CODE_CHANNEL / BUNDLE_FILE)
 _METRICS = (
     *(f"train/{name}" for name in ("loss", "samples_per_second", "tokens_per_second", "data_wait")),
     *(f"train/{part}_seconds" for part in STEP_PARTS),

@@ -14,6 +14,7 @@ from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import warning
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.placeholders import (
     CHECKPOINTS_VARIABLE,
     PLACEHOLDERS,
@@ -24,9 +25,9 @@ _PATH = re.compile(r"(?i)(^|[_-])(dir|directory|path|folder|home|file|cache|root
 _ON = ("on", "yes", "true")
 _CHANNEL = "SM_CHANNEL_"
 _FOLDERS = {
-    "SM_MODEL_DIR": "/opt/ml/model",
-    "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
-    CHECKPOINTS_VARIABLE: "/opt/ml/checkpoints",
+    "SM_MODEL_DIR": str(CONTAINER_TREE.model),
+    "SM_OUTPUT_DATA_DIR": str(CONTAINER_TREE.output_data),
+    CHECKPOINTS_VARIABLE: str(CONTAINER_TREE.checkpoints),
     "SM_MODULE_DIR": ". (the code starts in its folder)",
 }
 """Placeholders of commands that are the same folder on every instance."""
@@ -84,8 +85,9 @@ def _value_of(spec: JobSpec, name: str) -> str:
     wanted = name.removeprefix(_CHANNEL)
     channel = next((each for each in spec.data if each.upper() == wanted), None)
     if channel is None:
-        return f"name the channel {wanted.lower()} in data, and write /opt/ml/input/data/{wanted.lower()}"
-    return f"write /opt/ml/input/data/{channel}"
+        folder = CONTAINER_TREE.data / wanted.lower()
+        return f"name the channel {wanted.lower()} in data, and write {folder}"
+    return f"write {CONTAINER_TREE.data / channel}"
 
 
 def _warn_about_words(words: Sequence[Any], kinds: Mapping[str, str]) -> Iterator[Diagnostic]:

@@ -7,12 +7,12 @@ mount namespace it does, and nothing is mapped. The request and the bundle keep 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container.channel_copies import original_of
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.machine_paths import mounts_of
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
@@ -21,7 +21,7 @@ _AT_START = re.compile(r"(?:^|(?<=[=:])|(?<=\Afile://))/opt/ml(?=[/:]|$)")
 
 def seen_tree(tree: MlTree) -> MlTree:
     """Return an instance's tree under the paths that its processes see: those of SageMaker in a mount namespace."""
-    return MlTree(Path("/opt/ml")) if mounts_of(tree.root).is_dir() else tree
+    return CONTAINER_TREE if mounts_of(tree.root).is_dir() else tree
 
 
 def map_text(text: str, tree: MlTree) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from cloudtrain.backends.sandbox.process import ACCOUNT
 from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_request, limit_of
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 
 MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
 _SANDBOX_PREFIX = "cloudtrain sandbox:"
 _MAPPING_FIELDS = ("Environment", "HyperParameters", "StaticHyperParameters")
-_CHECKPOINTS_PATH = "/opt/ml/checkpoints"
+_CHECKPOINTS_PATH = str(CONTAINER_TREE.checkpoints)
 
 
 class ServiceError(Exception):
