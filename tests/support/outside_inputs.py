@@ -201,12 +201,9 @@ SOURCES = (
         "tests/runtime/test_safe_metadata.py::test_invalid_metadata_is_rejected",
         (
             f"{_R}/contract/manifest.py",
-            f"{_R}/checkpoint/trainer_format.py",
             f"{_R}/contract/checkpoint_folder.py",
             f"{_R}/checkpoint/safe_metadata.py",
             f"{_R}/checkpoint/initial_weights.py",
-            f"{_R}/integrations/checkpoint_folder.py",
-            f"{_R}/serving/model_loading.py",
             f"{_S}/features/rehearsal/script_files.py",
         ),
     ),
