@@ -20,7 +20,6 @@ from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.planning.targets import SageMakerTarget
 from cloudtrain.secrets.scanner import scan_file, scan_text
 from cloudtrain.secrets.values import contains_url_credentials
 from cloudtrain.settings.settings import Settings
