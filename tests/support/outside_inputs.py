@@ -102,9 +102,8 @@ SOURCES = (
         "read, not imported; what cannot be parsed gives no finding",
         "tests/unit/test_fuzzed_files.py::test_a_source_that_cannot_be_parsed_gives_no_finding",
         (
-            f"{_S}/job/script_conventions.py",
+            f"{_R}/contract/python_source.py",
             f"{_S}/features/setup/new_job.py",
-            f"{_R}/contract/task_signatures.py",
         ),
     ),
     Source(

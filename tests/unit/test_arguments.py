@@ -15,9 +15,9 @@ from cloudtrain.catalog import bundled_prices
 from cloudtrain.console.plans import print_plan
 from cloudtrain.errors import SpecError
 from cloudtrain.job.arguments import script_argv
-from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.spec import JobSpec, load_job_document
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings

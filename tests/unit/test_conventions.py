@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.jobs import EXAMPLES
 
-from cloudtrain.job.script_conventions import ScriptConventions, read_conventions
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.conventions import ScriptConventions, read_conventions
 from cloudtrain.planning.diagnostics import run_step
 from cloudtrain.planning.job_checks import find_local_rank_option
 
@@ -43,6 +44,26 @@ def test_an_option_for_the_local_rank_is_detected(
     tmp_path: Path, text: str, expected: str | None
 ) -> None:
     assert read(tmp_path, train=text).local_rank == expected
+
+
+def test_a_warning_about_the_source_is_not_shown(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        read(tmp_path, train="import lib\npattern = '\\d'\n", lib="pattern = '\\w'\n")
+    assert found == []
+
+
+def test_equal_modules_are_read_one_by_one(tmp_path: Path) -> None:
+    same = "def run():\n    from .relative import a\n"
+    found = read(
+        tmp_path,
+        train="import one.code, two.code\none.code.run()\ntwo.code.run()\n",
+        one__code=same,
+        two__code=same,
+        one__relative="import numpy as a\n",
+        two__relative="import pandas as a\n",
+    )
+    assert [name for name, _ in found.imports] == ["numpy", "pandas"]
 
 
 def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from cloudtrain.job.opened_files import opened_files
+from cloudtrain.job.static_analysis.opened_files import opened_files
+from cloudtrain.job.static_analysis.syntax import Module
 
 READ = (
     'open("a.csv")',
@@ -36,9 +37,9 @@ NOT_SURELY = (
 
 @pytest.mark.parametrize("code", READ)
 def test_a_file_that_is_read_is_found(code: str) -> None:
-    assert opened_files([("train.py", ast.parse(f"\n{code}"))]) == {"a.csv": "train.py:2"}
+    assert opened_files([Module(ast.parse(f"\n{code}"), "train.py")]) == {"a.csv": "train.py:2"}
 
 
 @pytest.mark.parametrize("code", NOT_SURELY)
 def test_a_file_that_may_be_missing_is_not(code: str) -> None:
-    assert opened_files([("train.py", ast.parse(code))]) == {}
+    assert opened_files([Module(ast.parse(code), "train.py")]) == {}

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from support.jobs import EXAMPLES, Cli
 
-from cloudtrain.job.script_conventions import (
+from cloudtrain.job.static_analysis.conventions import read_conventions
+from cloudtrain.job.static_analysis.rank_variables import find_overwritten
+from cloudtrain.job.static_analysis.signs import (
+    find_launcher,
     joins_ranks,
     ml_literals,
     names_checkpoint_folder,
-    overwrites_rank,
-    read_conventions,
-    starts_launcher,
     uses_checkpoints,
 )
+from cloudtrain.job.static_analysis.syntax import Module
 
 JOB = """\
 name: signs
@@ -26,6 +27,10 @@ cluster: {instance_type: ml.p4d.24xlarge, instances: 2, processes_per_instance: 
 """
 ALONE = "no sign of torch.distributed"
 UNSAVED = "no sign of checkpoints"
+
+
+def module_of(text: str) -> Module:
+    return Module(ast.parse(text), "train.py")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +51,7 @@ UNSAVED = "no sign of checkpoints"
     ],
 )
 def test_signs_of_ranks_that_join(text: str, expected: bool) -> None:
-    assert joins_ranks(ast.parse(text)) is expected
+    assert joins_ranks(module_of(text)) is expected
 
 
 @pytest.mark.parametrize(
@@ -64,8 +69,8 @@ def test_signs_of_ranks_that_join(text: str, expected: bool) -> None:
     ],
 )
 def test_signs_of_checkpoints(text: str, expected: bool) -> None:
-    tree = ast.parse(text)
-    assert (uses_checkpoints(tree) or names_checkpoint_folder(tree)) is expected
+    module = module_of(text)
+    assert (uses_checkpoints(module) or names_checkpoint_folder(module)) is expected
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,7 @@ def test_signs_of_checkpoints(text: str, expected: bool) -> None:
     ],
 )
 def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
-    assert starts_launcher(ast.parse(text)) == line
+    assert find_launcher(module_of(text)) == line
 
 
 @pytest.mark.parametrize(
@@ -166,12 +171,12 @@ def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
     ],
 )
 def test_a_script_that_sets_its_own_rank(text: str, expected: tuple[int, str] | None) -> None:
-    assert overwrites_rank(ast.parse(text)) == expected
+    assert find_overwritten(module_of(text)) == expected
 
 
 def test_literal_paths_below_opt_ml() -> None:
     text = "'''/opt/ml/model'''\na = '/opt/ml/model'\nb = '/opt/mlflow'\nc = f'/opt/ml/input/{a}'\nd = 'in /opt/ml/x'\n"
-    assert ml_literals(ast.parse(text)) == [2, 4]
+    assert ml_literals(module_of(text)) == [2, 4]
 
 
 def _warnings(cli: Cli, path: Path, *arguments: str) -> str:
@@ -385,11 +390,14 @@ OWN_HOST = "sets MASTER_ADDR to its own host"
         (f"{SETUP}import torch.multiprocessing as mp\nmp.spawn(setup, nprocs=8)\n", "train.py:3"),
         (f"{MEET}{ALONE_HERE}\ndist.init_process_group(init_method='env://')\n", "train.py:2"),
         (f"{MEET}{ALONE_HERE.replace('localhost', '127.0.0.1')}\n", "train.py:2"),
+        (f"{MEET}os.environ.update(MASTER_ADDR='localhost')\n", "train.py:2"),
         (SETUP, None),
         (f"{MEET}os.environ.setdefault('MASTER_ADDR', 'localhost')\n", None),
         (f"{MEET}if args.nodes == 1:\n    {ALONE_HERE}\n", None),
         (f"{SETUP_OF_ONE}setup(0)\n", None),
         (f"{SETUP}setup(0)\nos.environ['MASTER_ADDR'] = args.host\n", None),
+        (f"{SETUP}setup(0)\nos.environ.update(MASTER_ADDR=args.host)\n", None),
+        (f"{SETUP}setup(0)\nos.environ.update({{'MASTER_ADDR': args.host}})\n", None),
         (f"{MEET}{ALONE_HERE}\ndist.init_process_group(init_method=args.url)\n", None),
         (f"{MEET}{ALONE_HERE.replace('localhost', 'algo-1')}\n", None),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cloudtrain
-from cloudtrain.job.shell_scripts import find_hidden_failures
+from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
 
 BASH = ("bash", "train.sh")
 PIPE, CONTINUES, WAIT = "a pipe has the exit code of", "the script continues where", "wait without"

@@ -11,7 +11,6 @@ import builtins
 import functools
 import re
 import sys
-import tokenize
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cloudtrain_runtime.contract import task_methods
+from cloudtrain_runtime.contract.python_source import find_module, parse_text, read_text
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
 _TASK: Final = "Task"
@@ -79,26 +79,11 @@ def has_method(directory: Path, reference: str, method: str) -> bool | None:
     return None if above != _TASK or (bound and not any(bound)) else bool(bound)
 
 
-def find_module(directory: Path, module: str) -> Path | None:
-    """Return the file of a module below a code folder, or None."""
-    name = module.replace(".", "/")
-    for candidate in (
-        directory / name / "__init__.py",
-        directory / f"{name}.py",
-    ):  # a package hides a module
-        try:
-            if candidate.is_file():
-                return candidate
-        except (OSError, ValueError):  # a name that no file system takes
-            continue
-    return None
-
-
 def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
     """Return a file's syntax tree, or its error with this name of the file; None if only Python itself can read it."""
     try:
-        with tokenize.open(path) as file:
-            return _parse_text(file.read(), name)
+        tree = parse_text(read_text(path))
+        _compile(tree)
     except (OSError, RecursionError, MemoryError):
         return None
     except (SyntaxError, ValueError) as error:
@@ -106,17 +91,15 @@ def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
         message = f"is not valid Python: {error.msg if isinstance(error, SyntaxError) else error}"
         hint = "fix it, or run with the Python version that it needs"
         return TaskDiagnostic(message, hint, name, line, max(column or 1, 1) if line else None)
-
-
-# A sweep's plan reads the same source for each of its 200 samples.
-@functools.lru_cache(maxsize=32)
-def _parse_text(text: str, name: str) -> ast.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as an invalid escape sequence in the user's text
-        tree = ast.parse(text)
-        # Finds further errors, such as two parameters of one name.
-        compile(tree, name, "exec", dont_inherit=True)
     return tree
+
+
+@functools.lru_cache(maxsize=32)
+def _compile(tree: ast.Module) -> None:
+    """Find errors that parsing leaves open, such as two parameters of one name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compile(tree, "<source>", "exec", dont_inherit=True)
 
 
 def _read_classes(directory: Path, reference: str) -> tuple[list[_Class], str]:
@@ -164,9 +147,8 @@ def _read_module(directory: Path, path: Path) -> tuple[str, _Bound, _Bound]:
     tree = parse(path, file)
     if not isinstance(tree, ast.Module):
         raise _StopError(*([tree] if tree else []))
-    with tokenize.open(path) as text:
-        if _HIDDEN_BINDING.search(text.read()):
-            raise _StopError
+    if _HIDDEN_BINDING.search(read_text(path)):
+        raise _StopError
     return file, *_bindings(tree)
 
 

@@ -20,14 +20,14 @@ from cloudtrain.job.missing_packages import check_packages
 from cloudtrain.job.packages import needs_pypi
 from cloudtrain.job.references import check_program, check_references
 from cloudtrain.job.requirements import Requirements, decode, read_requirements
-from cloudtrain.job.script_conventions import (
+from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
+from cloudtrain.job.static_analysis.conventions import (
     ScriptConventions,
-    entry_file,
     read_conventions,
     read_task_conventions,
 )
-from cloudtrain.job.shell_scripts import find_hidden_failures
-from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
+from cloudtrain.job.static_analysis.module_search import entry_file
+from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
 from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.package_checks import warn_about_torch
 from cloudtrain.planning.plan import CodeInfo, GitSource, Plan

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from cloudtrain.job.rank_starters import starter_of_module, starter_of_program
 from cloudtrain.job.sections.code import Code
 from cloudtrain_runtime.contract.placeholders import names_in
 
@@ -18,21 +19,6 @@ _PREFIXES = (("env",), ("nohup",), ("uv", "run"), ("poetry", "run"), ("pipenv", 
 """Words before a program, which start it as it is."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python[\d.]*")
-_PROGRAMS = {
-    ("yolo",): "yolo",
-    ("ultralytics",): "ultralytics",
-    ("ray",): "ray",
-    ("accelerate", "launch"): "accelerate launch",
-    ("accelerate-launch",): "accelerate launch",
-    ("deepspeed",): "deepspeed",
-    ("torchrun",): "torchrun",
-}
-_MODULES = {
-    "accelerate.commands.launch": "accelerate launch",
-    "deepspeed.launcher.runner": "deepspeed",
-    "torch.distributed.launch": "torch.distributed.launch",
-    "torch.distributed.run": "torch.distributed.run",
-}
 
 
 @dataclass(frozen=True)
@@ -86,10 +72,7 @@ def find_rank_starter(command: Sequence[str]) -> str | None:
     program = PurePosixPath(words[0]).name
     if _PYTHON.fullmatch(program):
         return _find_module(words[1:])
-    for length in (1, 2):
-        if found := _PROGRAMS.get((program, *words[1:length])):
-            return found
-    return None
+    return starter_of_program([program, *words[1:]])
 
 
 def _without_prefixes(command: Sequence[str]) -> Iterator[str]:
@@ -109,7 +92,7 @@ def _find_module(words: Sequence[str]) -> str | None:
     """Return the module of `python -m MODULE` that is known to start ranks, or None."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == "-m":
-            return _MODULES.get(following)
+            return starter_of_module(following)
         if not word.startswith("-"):
             return None
     return None

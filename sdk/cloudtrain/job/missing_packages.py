@@ -11,13 +11,14 @@ from pathlib import Path
 from cloudtrain import catalog
 from cloudtrain.errors import Problem
 from cloudtrain.job.packages import required_packages
-from cloudtrain.job.script_conventions import entry_file
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.certain_code import first_imports
+from cloudtrain.job.static_analysis.module_search import entry_file
+from cloudtrain.job.static_analysis.syntax import absolute_names
 from cloudtrain.support.installation import pip_install
-from cloudtrain_runtime.contract.task_signatures import find_module, parse
+from cloudtrain_runtime.contract.python_source import find_module
+from cloudtrain_runtime.contract.task_signatures import parse
 
-_HARMLESS_CALLS = ("os.environ.", "warnings.")
-"""Calls before an import that install nothing and change no import path."""
 _PATH_VARIABLE = "PYTHONPATH"
 
 
@@ -51,8 +52,9 @@ def find_missing(entry: Path, own_folders: Iterable[Path] = ()) -> Iterator[Miss
     if not isinstance(tree, ast.Module):
         return
     folders = (entry.parent, *own_folders)
-    for statement in _certain_imports(tree.body):
-        for module in _modules_of(statement):
+    for statement in first_imports(tree.body):
+        for name in absolute_names(statement):
+            module = name.partition(".")[0]
             if any(find_module(each, module) or (each / module).is_dir() for each in folders):
                 return
             if not _is_importable(module):
@@ -79,32 +81,6 @@ def check_packages(spec: JobSpec) -> Iterator[Problem]:
         message = f"this machine has no module {missing.module}: the run would end with ModuleNotFoundError"
         hint = _how_to_install(spec, missing)
         yield Problem(str(shown), missing.line, missing.column, "", message, hint)
-
-
-def _certain_imports(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports at the top of a module that run before anything else can change what they find."""
-    for statement in body:
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            yield statement
-            continue
-        is_simple = isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign)
-        if not is_simple or not all(map(_is_harmless, ast.walk(statement))):
-            return
-
-
-def _is_harmless(node: ast.AST) -> bool:
-    """Return whether an expression is no call, or one that changes only variables or warnings."""
-    if isinstance(node, ast.Call):
-        return ast.unparse(node.func).startswith(_HARMLESS_CALLS)
-    # `sys.path = [...]`, `sys.path += ...` and the like.
-    return not (isinstance(node, ast.Attribute) and ast.unparse(node).startswith("sys."))
-
-
-def _modules_of(statement: ast.Import | ast.ImportFrom) -> Iterator[str]:
-    if isinstance(statement, ast.Import):
-        yield from (alias.name.partition(".")[0] for alias in statement.names)
-    elif statement.module and not statement.level:
-        yield statement.module.partition(".")[0]
 
 
 def _is_importable(module: str) -> bool:

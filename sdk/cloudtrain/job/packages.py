@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudtrain.job.requirements import read_requirements
-from cloudtrain.job.started_code import Import
 
 _OWN_SOURCES = (
     "-i",
@@ -54,12 +53,6 @@ def _package(module: str) -> str:
         if f"{module}.".startswith("torch.utils.tensorboard.")
         else module.partition(".")[0]
     )
-
-
-def package_of(found: Import) -> str:
-    """Return the module that belongs to a package; torch's TensorBoard writer needs the package of that name."""
-    package = _package(found.name)
-    return package if package == "tensorboard" else found.top
 
 
 def required_packages(path: Path) -> frozenset[str] | None:

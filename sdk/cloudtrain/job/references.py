@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation, dotted
-from cloudtrain.job.script_conventions import (
+from cloudtrain.job.sections.train import Train
+from cloudtrain.job.static_analysis.module_search import (
     entry_file,
     is_in_src,
     may_be_installed,
     runnable_file,
 )
-from cloudtrain.job.sections.train import Train
 from cloudtrain.job.written_paths import hint_of_written_path
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath

@@ -8,8 +8,11 @@ import shlex
 from pathlib import Path
 
 from cloudtrain.job.diagnostics import options_as_fields
+from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
 
 _DRIVE = re.compile(r"[A-Za-z]:(?:\\|$)")
+_LAUNCHERS = ("python", *TRAINING_PROGRAMS, "srun", "mpirun", "mpiexec")
+"""Words that come before a script."""
 
 
 def hint_of_written_path(path: Path, field: str) -> str:
@@ -63,6 +66,3 @@ def _hint_of_command(path: Path) -> str:
     arguments = f", and the options below it: args: {options}" if options else ""
     ranks = "" if at == 0 or words[0].startswith("python") else " (cloudtrain starts the ranks)"
     return f"write {words[at]} alone{ranks}{arguments}"
-
-
-_LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "srun", "mpirun", "mpiexec")

@@ -10,13 +10,14 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.errors import nearest
 from cloudtrain.job.arguments import script_argv
-from cloudtrain.job.config_files import contains, named_files
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
 from cloudtrain.job.requirements import Requirements
-from cloudtrain.job.script_conventions import CHECKPOINT_FOLDER, ScriptConventions
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.config_files import contains, named_files
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
+from cloudtrain.job.static_analysis.signs import CHECKPOINT_FOLDER
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
 from cloudtrain.planning.plan import CodeInfo

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudtrain.job.arguments import command_line
 from cloudtrain.job.requirements import Requirements
-from cloudtrain.job.script_conventions import ScriptConventions
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin, Settings

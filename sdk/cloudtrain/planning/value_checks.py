@@ -10,8 +10,8 @@ from typing import Any
 from cloudtrain.job.arguments import spelling
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SWITCH_WORDS, dotted
-from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.diagnostics import warning
 from cloudtrain.support.units import number_with_commas
 from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE

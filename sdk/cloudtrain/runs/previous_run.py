@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
-from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec, load_job_document
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
 from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of

@@ -6,30 +6,29 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from cloudtrain.job.syntax_names import last_name, nodes_of
+from cloudtrain.job.static_analysis.syntax import Module, last_name
 
 _READING = re.compile(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
 _WRITING_MODES = frozenset("wxa+")
 
 
-def opened_files(modules: Iterable[tuple[str, ast.Module]]) -> dict[str, str]:
+def opened_files(modules: Iterable[Module]) -> dict[str, str]:
     """Return the places (`file:line`) that open a file whose path is written out, by path.
 
     A path that is also in another call, such as one that writes to it or asks if it exists, does not count: the program
     can do without the file.
 
     Args:
-        modules: The parsed modules with their paths.
+        modules: The modules of a program.
     """
     found: dict[str, str] = {}
     optional: set[str] = set()
-    for file, tree in modules:
-        calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
-        for call in sorted(calls, key=lambda call: call.lineno):
+    for module in modules:
+        for call in sorted(module.calls, key=lambda call: call.lineno):
             is_reading = _is_reading(call)
             for path in _paths(call, is_reading=is_reading):
                 if is_reading:
-                    found.setdefault(path, f"{file}:{call.lineno}")
+                    found.setdefault(path, module.place(call.lineno))
                 elif last_name(call.func) != "Path":
                     optional.add(path)
     return {path: place for path, place in found.items() if path not in optional}

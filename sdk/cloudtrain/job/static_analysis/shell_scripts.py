@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
+
 _MAX_BYTES = 200_000
 _MOST_SCRIPTS = 20
 _SHELLS = ("bash", "sh", "dash", "zsh")
@@ -27,7 +29,7 @@ _INCOMPLETE = ("'", '"', "`", "$(", "\\")
 _WRAPPERS = r"(?:(?:exec|time|nohup|env|nice|srun|stdbuf\s+\S+)\s+)*"
 _PROGRAM = re.compile(
     rf"(?:\w+=\S*\s+)*{_WRAPPERS}(?:\w+=\S*\s+)*\"?(?:\S*/)?"
-    r"(?P<name>python[\d.]*|torchrun|accelerate|deepspeed|\$\{?PYTHON\}?)\"?(?=\s|$)(?P<rest>.*)",
+    rf"(?P<name>python[\d.]*|{'|'.join(TRAINING_PROGRAMS)}|\$\{{?PYTHON\}}?)\"?(?=\s|$)(?P<rest>.*)",
     re.DOTALL,
 )
 _INQUIRY = re.compile(r"\s+(?:-V|--version|--help|-c|-m\s+(?:pip|torch\.utils\.collect_env)|env)\b")

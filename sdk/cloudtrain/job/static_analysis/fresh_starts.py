@@ -7,10 +7,10 @@ option such as `--resume_from_checkpoint` is parsed by their argument classes an
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from cloudtrain.job.syntax_names import full_name, imported_names, last_name, nodes_of
+from cloudtrain.job.static_analysis.syntax import Module, full_name, last_name
 
 
 class _Library(NamedTuple):
@@ -37,56 +37,53 @@ _LIBRARIES = (
 )
 
 
-def find_fresh_start(modules: Iterable[tuple[str, ast.Module]]) -> str | None:
+def find_fresh_start(modules: list[Module]) -> str | None:
     """Return how a script starts a training that never continues from a checkpoint, and what to pass; or None.
 
     The modules must not mention the argument at all: `train.py:30 calls trainer.train without resume_from_checkpoint`.
 
     Args:
-        modules: The parsed modules of a script with their paths.
+        modules: The modules of a script.
     """
-    parsed = list(modules)
     for library in _LIBRARIES:
-        for file, tree in parsed:
-            line = _line_of_call(tree, library)
-            if line is None or _mentions(parsed, library.argument):
+        for module in modules:
+            line = _line_of_call(module, library)
+            if line is None or any(_mentions(each, library.argument) for each in modules):
                 continue
             return (
-                f"{file}:{line} calls {library.method} of a trainer without {library.argument}, so a resumed run begins "
+                f"{module.place(line)} calls {library.method} of a trainer without {library.argument}, so a resumed run begins "
                 f"at step 0. Pass {library.argument}={library.value}, or call attach(trainer) of "
                 f"cloudtrain_runtime.integrations.{library.integration}"
             )
     return None
 
 
-def _line_of_call(tree: ast.Module, library: _Library) -> int | None:
+def _line_of_call(module: Module, library: _Library) -> int | None:
     """Return the line in which a module lets a trainer of a library train, or None."""
-    nodes = nodes_of(tree)
-    classes = _TrainerClasses(tree, library.packages)
+    classes = _TrainerClasses(module, library.packages)
     trainers = {
         last_name(target)
-        for node in nodes
-        if isinstance(node, ast.Assign) and classes.has_made(node.value)
+        for node in module.of(ast.Assign)
+        if classes.has_made(node.value)
         for target in node.targets
     }
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            owner = node.func.value
-            is_trainer = last_name(owner) in trainers or classes.has_made(owner)
-            if node.func.attr == library.method and is_trainer:
-                return node.lineno
+    for call in module.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == library.method:
+            owner = call.func.value
+            if last_name(owner) in trainers or classes.has_made(owner):
+                return call.lineno
     return None
 
 
 class _TrainerClasses:
     """The trainer classes of a library that a module imports, and those that it derives from them."""
 
-    def __init__(self, tree: ast.Module, packages: frozenset[str]) -> None:
-        self._imported = imported_names(tree)
+    def __init__(self, module: Module, packages: frozenset[str]) -> None:
+        self._imported = module.imported_names
         self._packages = packages
         self._own: set[str] = set()
-        for node in nodes_of(tree):
-            if isinstance(node, ast.ClassDef) and any(map(self._includes, node.bases)):
+        for node in module.of(ast.ClassDef):
+            if any(map(self._includes, node.bases)):
                 self._own.add(node.name)
 
     def has_made(self, value: ast.expr) -> bool:
@@ -100,12 +97,12 @@ class _TrainerClasses:
         return name.partition(".")[0] in self._packages and name.endswith("Trainer")
 
 
-def _mentions(modules: Iterable[tuple[str, ast.Module]], argument: str) -> bool:
-    return any(argument in word for _, tree in modules for word in _words(tree))
+def _mentions(module: Module, argument: str) -> bool:
+    return any(argument in word for word in _words(module))
 
 
-def _words(tree: ast.Module) -> Iterator[str]:
-    for node in nodes_of(tree):
+def _words(module: Module) -> Iterator[str]:
+    for node in module.nodes:
         if isinstance(node, ast.keyword):
             yield node.arg or "**"
         elif isinstance(node, ast.Attribute | ast.Name):

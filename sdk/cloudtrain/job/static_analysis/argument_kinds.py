@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from cloudtrain.job.syntax_names import nodes_of
+from cloudtrain.job.static_analysis.syntax import Module
 
 _KINDS = ("bool", "int", "float", "str")
 _FLAGS = ("store_true", "store_false", "store_const", "count")
@@ -14,22 +14,23 @@ ArgumentKinds = tuple[tuple[str, str], ...]
 """Pairs of a name and one of `bool`, `int`, `float`, `str` and, for an option without a value, `flag`."""
 
 
-def option_kinds(trees: Iterable[ast.Module]) -> ArgumentKinds:
+def option_kinds(modules: Iterable[Module]) -> ArgumentKinds:
     """Return the kinds of the options that a script defines by argparse, as far as its source shows them."""
     found: dict[str, str] = {}
-    for tree in trees:
-        for node in nodes_of(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                for name in _option_names(node):
-                    kind = _option_kind(node)
-                    # Two programs of a file may define an option in two ways.
-                    found[name] = kind if found.get(name, kind) == kind else ""
+    for module in modules:
+        for call in module.calls:
+            if getattr(call.func, "attr", "") != "add_argument":
+                continue
+            kind = _option_kind(call)
+            for name in _option_names(call):
+                # Two programs of a file may define an option in two ways.
+                found[name] = kind if found.get(name, kind) == kind else ""
     return tuple((name, kind) for name, kind in found.items() if kind)
 
 
-def task_argument_kinds(tree: ast.Module, task: str) -> ArgumentKinds:
+def task_argument_kinds(module: Module, task: str) -> ArgumentKinds:
     """Return the kinds of the arguments of a Task's `__init__`, by annotation or default."""
-    init = next(_inits(tree, task), None)
+    init = next(_inits(module.tree, task), None)
     if init is None:
         return ()
     positional = [*init.args.posonlyargs, *init.args.args]

@@ -7,9 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cloudtrain.job.syntax_names import full_name, imported_names, nodes_of
+from cloudtrain.job.static_analysis.syntax import Module
 
 _SUFFIXES = frozenset({".cfg", ".conf", ".gin", ".ini", ".json", ".py", ".toml", ".yaml", ".yml"})
+_HYDRA = frozenset({"hydra.main", "hydra.initialize"})
 _LARGEST_BYTES = 10**6
 _MOST_FILES = 200
 _CONTAINER_CODE = "/opt/ml/code/"
@@ -34,24 +35,20 @@ def named_files(directory: Path, words: Iterable[str]) -> Iterator[Path]:
                 yield path
 
 
-def hydra_files(directory: Path, modules: Iterable[tuple[str, ast.Module]]) -> Iterator[Path]:
+def hydra_files(directory: Path, modules: Iterable[Module]) -> Iterator[Path]:
     """Yield the YAML files in the folders that `hydra.main` reads.
 
     Args:
         directory: The code folder.
-        modules: The parsed modules of a script with their paths in the code folder.
+        modules: The modules of a script.
     """
-    for file, tree in modules:
-        imported = imported_names(tree)
-        calls = (node for node in nodes_of(tree) if isinstance(node, ast.Call))
-        for call in calls:
-            if not isinstance(call.func, ast.Name | ast.Attribute):
-                continue
-            if full_name(call.func, imported) not in ("hydra.main", "hydra.initialize"):
+    for module in modules:
+        for name, call in module.named_calls:
+            if name not in _HYDRA:
                 continue
             for each in call.keywords:
                 if each.arg == "config_path" and isinstance(each.value, ast.Constant):
-                    folder = (directory / file).parent / str(each.value.value)
+                    folder = (directory / module.file).parent / str(each.value.value)
                     yield from _yaml_files(Path(os.path.normpath(folder)), directory)
 
 
