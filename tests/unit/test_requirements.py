@@ -59,6 +59,42 @@ def faults(folder: Path, *, has_own_image: bool = False) -> list[str]:
     return [each.message for each in found]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accelerate>=1.10  # comment\n", True),
+        ("accelerate \\\n    ==1.10\n", True),
+        ("-c constraints.txt\naccelerate\n", True),
+        ("./wheels/mine-1.0-py3-none-any.whl\naccelerate\n", True),
+        ("--no-binary :all:\n--pre\naccelerate\n", True),
+        # Another file is read, too.
+        ("-r pypi.txt\n", True),
+        ("-r wheels.txt\naccelerate\n", False),
+        ("-r https://example.com/r.txt\naccelerate\n", False),
+        ("# accelerate\n", False),
+        ("./wheels/mine-1.0-py3-none-any.whl\n", False),
+        ("wheels/mine-1.0-py3-none-any.whl\n", False),
+        ("mine @ https://example.com/mine-1.0-py3-none-any.whl\n", False),
+        ("-e .\ngit+https://github.com/a/b\n", False),
+        ("-i https://pypi.example.com/simple\naccelerate\n", False),
+        ("--index-url=https://pypi.example.com/simple\naccelerate\n", False),
+        ("--extra-index-url \\\n  https://pypi.example.com/simple\naccelerate\n", False),
+        ("--no-index\n--find-links wheels\naccelerate\n", False),
+        ("-fwheels\naccelerate\n", False),
+    ],
+)
+def test_requirements_that_need_pypi(tmp_path: Path, text: str, expected: bool) -> None:
+    write(
+        tmp_path,
+        text,
+        constraints_txt="numpy<2\n",
+        pypi_txt="accelerate\n",
+        wheels_txt="--no-index\n-f wheels\n",
+    )
+    assert read_requirements(tmp_path, "requirements.txt").needs_pypi is expected
+    assert read_requirements(tmp_path, "missing.txt").needs_pypi is False
+
+
 def test_legal_lines_have_no_fault(tmp_path: Path) -> None:
     write(
         tmp_path,

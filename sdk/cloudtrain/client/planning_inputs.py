@@ -17,9 +17,8 @@ from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.errors import BundleError, Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic, Severity
 from cloudtrain.job.missing_packages import check_packages
-from cloudtrain.job.packages import needs_pypi
 from cloudtrain.job.references import check_program, check_references
-from cloudtrain.job.requirements import Requirements, decode, read_requirements
+from cloudtrain.job.requirements import Requirements, read_requirements
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.job.static_analysis.conventions import (
     ScriptConventions,
@@ -250,7 +249,6 @@ def plan_with_code(
         contents.info,
         source=source or contents.info.source,
         conventions=conventions or _conventions(files),
-        needs_pypi=_needs_pypi(files),
         rehearsed=contents.digest_without(spec.file),
         requirements=requirements,
     )
@@ -379,13 +377,6 @@ def _torch_warnings(spec: JobSpec, inputs: PlanInputs) -> tuple[str, ...]:
     except SpecError:
         return ()
     return texts_of(Severity.WARNING, warn_about_torch(_requirements(spec), image))
-
-
-def _needs_pypi(spec: JobSpec) -> bool | None:
-    with contextlib.suppress(OSError):  # a missing file is reported elsewhere
-        path = spec.code_directory / (spec.code.requirements or "")
-        return needs_pypi(decode(path.read_bytes()))
-    return None
 
 
 def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:

@@ -9,16 +9,6 @@ from pathlib import Path
 
 from cloudtrain.job.requirements import read_requirements
 
-_OWN_SOURCES = (
-    "-i",
-    "--index-url",
-    "--extra-index-url",
-    "-f",
-    "--find-links",
-    "--no-index",
-    "-r",
-    "--requirement",
-)
 STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(
     {
         *("aifc", "annotationlib", "asynchat", "asyncore", "audioop", "cgi", "cgitb", "chunk"),
@@ -28,7 +18,6 @@ STANDARD_LIBRARY = sys.stdlib_module_names | frozenset(
     }
 )
 """Modules of the standard library of any Python of a container: of this one, and those that a version has removed."""
-_LOCAL = ("-", "#", ".", "/")
 
 
 def imported_packages(node: ast.AST) -> Iterator[tuple[str, int]]:
@@ -61,12 +50,3 @@ def required_packages(path: Path) -> frozenset[str] | None:
     Such are folders, addresses without a name, and a file that cannot be read.
     """
     return read_requirements(path.parent, path.name).names
-
-
-def needs_pypi(text: str) -> bool:
-    """Whether requirements name packages and no other index, folder or file, so that pip asks PyPI for them."""
-    lines = [line.strip() for line in text.splitlines()]
-    names_packages = any(
-        line and not line.startswith(_LOCAL) and "://" not in line for line in lines
-    )
-    return names_packages and not any(line.startswith(_OWN_SOURCES) for line in lines)

@@ -30,6 +30,8 @@ _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _INCLUDES = re.compile(
     r"(?:-r|--requirement|-c|--constraint)(?:\s*=\s*|\s+|(?<=-[rc]))(?P<file>\S.*)"
 )
+_OTHER_SOURCES = re.compile(r"-i|-f|--(?:extra-)?index-url|--find-links|--no-index")
+"""Options by which pip does not ask PyPI, or not only."""
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+|(?<=-e))(?P<what>\S.*)")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[^\s,;()]+"
@@ -62,6 +64,7 @@ class Line:
         is_conditional: Whether a marker limits it to some machines or versions of Python.
         is_folder: Whether it is a project of the code folder, such as `-e .`.
         extras: Its extras as they are written, such as `[train]`; empty if there are none.
+        is_indexed: Whether pip looks for it in an index: it is no folder, file or address.
     """
 
     place: str
@@ -71,6 +74,7 @@ class Line:
     is_conditional: bool = False
     is_folder: bool = False
     extras: str = ""
+    is_indexed: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,12 +99,19 @@ class Requirements:
         faults: What it could not install in a container.
         files: Files and folders of the code folder that they name, relative to it.
         is_complete: Whether all included files were read.
+        has_other_sources: Whether they name an index or a folder of wheels, or include a file that was not read.
     """
 
     lines: tuple[Line, ...] = ()
     faults: tuple[Fault, ...] = ()
     files: tuple[str, ...] = ()
     is_complete: bool = True
+    has_other_sources: bool = False
+
+    @property
+    def needs_pypi(self) -> bool:
+        """Whether pip certainly asks PyPI for packages."""
+        return not self.has_other_sources and any(each.is_indexed for each in self.lines)
 
     @property
     def names(self) -> frozenset[str] | None:
@@ -131,10 +142,11 @@ def read_requirements(directory: Path, name: str, *, has_own_image: bool = False
         faults=tuple(reader.faults),
         files=tuple(dict.fromkeys(reader.files)),
         is_complete=reader.is_complete,
+        has_other_sources=reader.has_other_sources,
     )
 
 
-def decode(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     """Return the text of a requirements file: in UTF-8, or as its byte order mark says, as PowerShell writes it."""
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
@@ -152,6 +164,7 @@ class _Reader:
         self.faults: list[Fault] = []
         self.files: list[str] = []
         self.is_complete = True
+        self.has_other_sources = False
         self._seen: set[str] = set()
 
     def read(self, name: str, *, is_constraint: bool) -> None:
@@ -168,7 +181,7 @@ class _Reader:
             hint = "save it as UTF-8; in PowerShell: pip freeze | Out-File -Encoding utf8 requirements.txt"
             self.faults.append(Fault(f"{name} is no text that pip can read", hint))
             return
-        for number, text in _logical_lines(decode(data)):
+        for number, text in _logical_lines(_decode(data)):
             self._read_line(name, f"{name}:{number}", text, is_constraint=is_constraint)
 
     def _read_line(self, file: str, place: str, text: str, *, is_constraint: bool) -> None:
@@ -179,12 +192,15 @@ class _Reader:
             )
             self._add_fault(place, text, "has a password or token in its address", hint)
             self.is_complete = False
+            self.has_other_sources = True
             return
         included = _INCLUDES.fullmatch(text)
         if included is not None:
             is_nested = is_constraint or text.startswith(("-c", "--constraint"))
             self._include(file, place, text, included["file"].strip("\"'"), is_constraint=is_nested)
             return
+        if _OTHER_SOURCES.match(text):
+            self.has_other_sources = True
         if text.startswith("-") and _EDITABLE.fullmatch(text) is None:
             if text.startswith("- "):
                 hint = "a file of pip has one requirement per line, without dashes"
@@ -194,15 +210,15 @@ class _Reader:
             self._read_requirement(place, text)
 
     def _include(self, file: str, place: str, text: str, name: str, *, is_constraint: bool) -> None:
-        if "://" in name or "$" in name:
-            self.is_complete = False
-            return
+        is_elsewhere = "://" in name or "$" in name
         path = os.path.normpath(PurePosixPath(file).parent / name)
-        if self._is_file(place, text, path, "no such file"):
-            self.files.append(path)
-            self.read(path, is_constraint=is_constraint)
-        else:
+        if is_elsewhere or not self._is_file(place, text, path, "no such file"):
             self.is_complete = False
+            # Constraints bring no package.
+            self.has_other_sources = self.has_other_sources or not is_constraint
+            return
+        self.files.append(path)
+        self.read(path, is_constraint=is_constraint)
 
     def _read_requirement(self, place: str, text: str) -> None:
         editable = _EDITABLE.fullmatch(text)
@@ -226,6 +242,7 @@ class _Reader:
                     versions=versions,
                     is_conditional=is_conditional,
                     extras=_extras(found),
+                    is_indexed=True,
                 )
             )
         elif _CONDA_ARCHIVE.search(what):

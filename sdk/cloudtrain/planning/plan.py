@@ -50,7 +50,6 @@ class CodeInfo:
         files: Number of files.
         source: The git commit, or None. Not compared: equal code from another commit is equal.
         conventions: How the job's script expects to be started.
-        needs_pypi: Whether pip asks PyPI for the requirements; None if unknown. Not compared.
         evaluation: What the code evaluates, in a run that does not train; else None.
         rehearsed: Digest of the code without the job file, for receipts of rehearsals; empty where it is unknown.
         requirements: What `code.requirements` contains; not complete where it was not read.
@@ -61,7 +60,6 @@ class CodeInfo:
     files: int
     source: GitSource | None = field(default=None, compare=False)
     conventions: ScriptConventions = field(default_factory=ScriptConventions)
-    needs_pypi: bool | None = field(default=None, compare=False)
     evaluation: EvaluationConfig | None = None
     rehearsed: str = ""
     requirements: Requirements = field(default_factory=lambda: Requirements(is_complete=False))

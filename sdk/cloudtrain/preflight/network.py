@@ -306,7 +306,7 @@ def _check_route_to_pypi(
         return unknown(
             name, f"{detail}; whether it reaches what {', '.join(own)} names is unknown", fix
         )
-    if not plan.bundle.needs_pypi:
+    if not plan.bundle.requirements.needs_pypi:
         return unknown(name, f"{detail}, which may name sources of its own", fix)
     if plan.job_document.get("cluster", {}).get("image") is not None:
         return unknown(name, f"{detail}, but the image may have its packages", fix)
