@@ -238,6 +238,30 @@ def test_features_of_a_task_need_packages(cli: Cli) -> None:
     assert warning.startswith("safetensors (train.init_from) is needed")
 
 
+SERVER = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/mine"
+
+
+@pytest.mark.parametrize(
+    ("version", "requirements", "is_warned"),
+    [
+        ("2.13", "", False),
+        ("2.9", "", True),
+        ("2.9", "SageMaker_MLflow>=0.1\n", False),
+        ("2.9", "# sagemaker-mlflow\n", True),
+        ("2.9", "-r more.txt\n", False),
+    ],
+)
+def test_the_package_that_reaches_a_server_of_mlflow(
+    cli: Cli, job: Callable[..., Path], version: str, requirements: str, is_warned: bool
+) -> None:
+    text = JOB.replace("VERSION", version).replace("train.py", "train.py, requirements: r.txt")
+    path = job(f"{text}tracking: {{mlflow: '{SERVER}'}}\n", train_py="import torch.distributed\n")
+    path.with_name("r.txt").write_text(requirements)
+    path.with_name("more.txt").write_text("sagemaker-mlflow\n")
+    found = "\n".join(cli("plan", path, "--json").json["warnings"])
+    assert ("the image needs sagemaker-mlflow" in found) is is_warned
+
+
 def test_an_own_module_hides_a_package(cli: Cli, job: Callable[..., Path]) -> None:
     path = job(JOB.replace("VERSION", "2.13"), train_py="import datasets\n", datasets_py="")
     assert warnings_of(cli, path) == []

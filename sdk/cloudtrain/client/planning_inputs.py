@@ -28,7 +28,7 @@ from cloudtrain.job.static_analysis.conventions import (
 from cloudtrain.job.static_analysis.module_search import entry_file
 from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
 from cloudtrain.planning.diagnostics import texts_of, warning
-from cloudtrain.planning.package_checks import warn_about_torch
+from cloudtrain.planning.package_checks import warn_about_mlflow, warn_about_torch
 from cloudtrain.planning.plan import CodeInfo, GitSource, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri
@@ -259,7 +259,7 @@ def plan_with_code(
         *plan.warnings,
         *_bundled_output_warnings(spec, contents),
         *_excluded_file_warnings(files, contents, code.conventions),
-        *_package_warnings(files, inputs.target),
+        *_mlflow_warnings(plan, spec, inputs.target, requirements),
         *_pointer_warnings(contents),
         *texts_of(Severity.WARNING, pointers),
     )
@@ -485,17 +485,12 @@ def _pointer_warnings(contents: Contents) -> list[str]:
     return [f"code: {pointers.message}: {pointers.hint}"] if pointers.message else []
 
 
-def _package_warnings(spec: JobSpec, target: Target) -> list[str]:
-    """Return a warning where the container may lack the package by which a SageMaker MLflow server is reached."""
-    package, listed = "sagemaker-mlflow", spec.code.requirements
-    if target.machine is not None or not (spec.tracking.mlflow or "").startswith("arn:"):
-        return []
-    text = "" if listed is None else decode((spec.code_directory / listed).read_bytes())
-    return (
-        []
-        if package in text
-        else [f"tracking.mlflow: the image needs {package}: add it to code.requirements"]
-    )
+def _mlflow_warnings(
+    plan: Plan, spec: JobSpec, target: Target, requirements: Requirements
+) -> tuple[str, ...]:
+    if target.machine is not None:
+        return ()
+    return texts_of(Severity.WARNING, warn_about_mlflow(spec, requirements, plan.image))
 
 
 def _describe_default_exclusions(contents: Contents) -> list[str]:

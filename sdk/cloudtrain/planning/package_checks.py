@@ -16,6 +16,7 @@ from cloudtrain.job.static_analysis.module_search import entry_file, may_be_inst
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.plan import CodeInfo
 
+_MLFLOW_PLUGIN = "sagemaker-mlflow"
 _MOST_NAMED = 3
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -165,6 +166,22 @@ def _is_part(module: str, required: Iterable[str]) -> bool:
     """Return whether a required package's name contains that of a module, as `umap-learn` does that of `umap`."""
     name = catalog.packages_of(module)[0] if catalog.packages_of(module) else module
     return any(name in each or module.lower() in each for each in required)
+
+
+def warn_about_mlflow(
+    spec: JobSpec, requirements: Requirements, image_uri: str
+) -> Iterator[Diagnostic]:
+    """Warn where the container may lack the package by which a SageMaker MLflow server is reached."""
+    if not (spec.tracking.mlflow or "").startswith("arn:"):
+        return
+    image = catalog.find_image(image_uri)
+    has = {line.name for line in requirements.lines}
+    if image is not None:
+        has |= catalog.image_packages(image, gpu=image_uri.endswith(image.gpu)).names
+    if _MLFLOW_PLUGIN not in has:
+        yield warning(
+            f"tracking.mlflow: the image needs {_MLFLOW_PLUGIN}: add it to code.requirements"
+        )
 
 
 def warn_about_torch(requirements: Requirements, image_uri: str) -> Iterator[Diagnostic]:
