@@ -63,7 +63,9 @@ def test_each_image_has_a_list_of_packages_with_a_source() -> None:
     for image in catalog.images():
         for gpu in (True, False):
             found = catalog.image_packages(image, gpu=gpu)
-            assert {"torch", "numpy", "pyyaml", *image.packages} <= found.names
+            assert {"torch", "numpy", "pyyaml"} <= found.names
+            assert not any(map(found.surely_lacks, found.names))
+            assert found.surely_lacks("trl")
             assert {catalog.normalized(name) for name in found.names} == found.names
     unknown = set(load("packages")["columns"].values()) - set(sources("packages"))
     assert unknown == set()

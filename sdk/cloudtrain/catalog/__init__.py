@@ -6,7 +6,6 @@ from cloudtrain.catalog.images import (
     image_regions,
     image_uri,
     images,
-    known_packages,
     newer_image,
 )
 from cloudtrain.catalog.instances import (
@@ -56,7 +55,6 @@ __all__ = [
     "installed_with",
     "instance_names",
     "is_known_package",
-    "known_packages",
     "merge_newest",
     "newer_image",
     "normalized",

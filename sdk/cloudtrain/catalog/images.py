@@ -26,7 +26,6 @@ class Image:
         python: Python version, major and minor.
         released: Day of general availability, as YYYY-MM-DD.
         end_of_patch: Day after which AWS no longer patches it, as YYYY-MM-DD.
-        packages: Those of `known_packages` that it contains, also as a requirement of another package.
         absent_in: Regions whose registry does not have it.
     """
 
@@ -39,7 +38,6 @@ class Image:
     python: str = ""
     released: str | None = None
     end_of_patch: str | None = None
-    packages: tuple[str, ...] = ()
     absent_in: tuple[str, ...] = ()
 
     @property
@@ -59,10 +57,8 @@ class Image:
 @functools.cache
 def images() -> tuple[Image, ...]:
     """Return AWS's PyTorch containers, newest first."""
-    lists = ("packages", "absent_in")
     entries = (
-        {**entry, **{name: tuple(entry[name]) for name in lists}}
-        for entry in load("images")["images"]
+        {**entry, "absent_in": tuple(entry["absent_in"])} for entry in load("images")["images"]
     )
     return tuple(
         Image(**{key: value for key, value in entry.items() if key != "sources"})
@@ -98,12 +94,6 @@ def find_image(uri: str) -> Image | None:
     """Return AWS's container with this URI, or None for any other image."""
     name = uri.rpartition("/")[2]
     return next((image for image in images() if name in (image.gpu, image.cpu)), None)
-
-
-def known_packages() -> Mapping[str, str]:
-    """Return the packages on PyPI of which `Image.packages` says whether an image contains them, by module."""
-    packages: Mapping[str, str] = load("images")["known_packages"]
-    return packages
 
 
 def image_uri(image: Image, *, region: str, gpu: bool) -> str:

@@ -26,12 +26,18 @@ class PackageList:
     Attributes:
         names: Those that it is known to have, in normalised form.
         is_complete: Whether it has no others.
+        absent: Those that it is known not to have, besides all others of a complete list.
         source: Where AWS publishes the list.
     """
 
     names: frozenset[str]
     is_complete: bool
     source: Source
+    absent: frozenset[str] = frozenset()
+
+    def surely_lacks(self, package: str) -> bool:
+        """Return whether the container is known not to have a package."""
+        return package in self.absent or (self.is_complete and package not in self.names)
 
 
 def normalized(package: str) -> str:
@@ -44,8 +50,12 @@ def image_packages(image: Image, *, gpu: bool) -> PackageList:
     entry = next(
         each for each in load("packages")["lists"] if image.framework in each["frameworks"]
     )
-    names = {*entry["packages"], *entry["gpu" if gpu else "cpu"], *image.packages}
-    return PackageList(frozenset(names), entry["is_complete"], sources("packages")[entry["source"]])
+    return PackageList(
+        names=frozenset((*entry["packages"], *entry["gpu" if gpu else "cpu"])),
+        is_complete=entry["is_complete"],
+        source=sources("packages")[entry["source"]],
+        absent=frozenset(entry.get("absent", ())),
+    )
 
 
 def first_wheel(package: str, python: str) -> str | None:

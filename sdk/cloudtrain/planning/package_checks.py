@@ -54,8 +54,7 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
     if required is None or undescribed:
         yield _describe_doubt(missing, spec, undescribed, image.framework)
         return
-    known = set(catalog.known_packages().values())
-    sure = {name: place for name, place in missing.items() if listed.is_complete or name in known}
+    sure = {name: place for name, place in missing.items() if listed.surely_lacks(name)}
     if sure:
         yield warning(_describe(sure, spec, code, image.framework))
     unsure = {name: place for name, place in missing.items() if name not in sure}
