@@ -184,8 +184,13 @@ def test_modules_that_the_image_lacks_are_named(tmp_path: Path) -> None:
     code.mkdir()
     (code / "task.py").write_text(
         "import torch, json, helper, timm\nfrom sklearn import svm\nimport einops.layers\n"
+        "from cloudtrain_runtime import Task\n"
+        "class Mine(Task):\n    def model(self):\n        import jiwer\n"
+        "def draw():\n    import altair\n"
     )
-    (code / "helper.py").write_text("from cloudtrain_runtime import Task\n")
-    assert missing_packages(tmp_path) == ("einops", "timm")
-    (code / "requirements.txt").write_text("einops>=0.8\ntimm\n")
-    assert missing_packages(tmp_path) == ()
+    (code / "helper.py").write_text("import shapely\n")
+    (code / "deploy.py").write_text("import cloudtrain, polars\n")
+    found = ("einops", "jiwer", "shapely", "timm")
+    assert missing_packages(tmp_path, "task:Mine") == found
+    (code / "requirements.txt").write_text("einops>=0.8\ntimm\nJiWER\nshapely\n")
+    assert missing_packages(tmp_path, "task:Mine") == ()

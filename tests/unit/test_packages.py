@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cloudtrain.serving.package import missing_packages
 from support.jobs import EXAMPLES, Cli
 
 from cloudtrain import catalog
-from cloudtrain.job.packages import imported_packages, required_packages
+from cloudtrain.job.missing_packages import find_missing
+from cloudtrain.job.requirements import read_requirements
+from cloudtrain.job.static_analysis.conventions import read_conventions, read_task_conventions
 
 JOB = """\
 name: needs
@@ -34,18 +36,34 @@ def warnings_of(cli: Cli, path: Path, *options: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("import a.b, c as d\n", {"a", "c"}),
-        ("from a.b import c\n", {"a"}),
-        ("from . import a\nfrom .b import c\n", set()),
-        ("def main():\n    import a\n", {"a"}),
-        ("try:\n    import a\nexcept ImportError:\n    a = None\n", set()),
-        ("if TYPE_CHECKING:\n    import a\n", set()),
+        ("import a1.b, c1 as d\n", {"a1", "c1"}),
+        ("from a1.b import c\n", {"a1"}),
+        ("from . import a1\nfrom .b1 import c\n", set()),
+        ("def main():\n    import a1\n", set()),
+        ("def main():\n    import a1\nmain()\n", {"a1"}),
+        ("try:\n    import a1\nexcept ImportError:\n    a1 = None\n", set()),
+        ("try:\n    import a1\nfinally:\n    print()\n", {"a1"}),
+        ("try:\n    import a1\nexcept ImportError:\n    raise SystemExit\n", {"a1"}),
+        ("with open('x') as file:\n    import a1\n", {"a1"}),
+        ("if TYPE_CHECKING:\n    import a1\n", set()),
+        ("import importlib\nimportlib.import_module('a1')\n", {"a1"}),
+        ("import distutils, json, tomllib\n", set()),
         ("from torch.utils.tensorboard import SummaryWriter\n", {"tensorboard"}),
-        ("from torch.utils import tensorboard\nimport torch\n", {"tensorboard", "torch"}),
+        ("from torch.utils import tensorboard\nimport torch\n", {"tensorboard"}),
     ],
 )
-def test_certain_imports(text: str, expected: set[str]) -> None:
-    assert {name for name, _ in imported_packages(ast.parse(text))} == expected
+def test_certain_imports(tmp_path: Path, text: str, expected: set[str]) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(text)
+    (code / "task.py").write_text(
+        f"{text}from cloudtrain_runtime import Task\nclass A(Task): ...\n"
+    )
+    of_script = {name for name, _ in read_conventions(code, "train.py").imports}
+    of_task = {name for name, _ in read_task_conventions(code, "task.py", {}, "A").imports}
+    assert of_script - {"torch"} == of_task - {"torch"} == expected
+    assert set(missing_packages(tmp_path, "task:A")) == expected
+    assert {each.module for each in find_missing(code / "train.py")} <= expected
 
 
 @pytest.mark.parametrize(
@@ -68,8 +86,8 @@ def test_certain_imports(text: str, expected: set[str]) -> None:
 def test_names_in_requirements(tmp_path: Path, text: str, expected: bool) -> None:
     (tmp_path / "r.txt").write_text(text)
     named = frozenset({"accelerate", "pytorch-lightning"})
-    assert required_packages(tmp_path / "r.txt") == (named if expected else None)
-    assert required_packages(tmp_path / "missing.txt") is None
+    assert read_requirements(tmp_path, "r.txt").names == (named if expected else None)
+    assert read_requirements(tmp_path, "missing.txt").names is None
 
 
 def test_the_plan_names_missing_packages(cli: Cli, job: Callable[..., Path]) -> None:

@@ -22,6 +22,7 @@ from cloudtrain.catalog.packages import (
     image_packages,
     installed_with,
     is_known_package,
+    known_package_of,
     normalized,
     packages_of,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "installed_with",
     "instance_names",
     "is_known_package",
+    "known_package_of",
     "merge_newest",
     "newer_image",
     "normalized",

@@ -78,6 +78,11 @@ def packages_of(module: str) -> tuple[str, ...]:
     return (normalized(module),) if known is None else tuple(known)
 
 
+def known_package_of(module: str) -> str | None:
+    """Return the package that provides a module, if it is known what pip installs with it."""
+    return next(filter(is_known_package, packages_of(module)), None)
+
+
 def installed_with(packages: Iterable[str]) -> frozenset[str]:
     """Return the packages that pip is known to install with these, which it installs itself."""
     brings = load("packages")["brings"]

@@ -333,20 +333,17 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
             hidden_failures=find_hidden_failures(command, spec.code_directory),
         )
     name = os.path.relpath(file, spec.code_directory)
-    try:
-        if spec.code.task is None:
-            paths = spec.code.variables.get("PYTHONPATH", "").split(os.pathsep)
-            return read_conventions(
-                spec.code_directory,
-                name,
-                spec.includes,
-                module=spec.code.module,
-                search=tuple(each.removeprefix("/opt/ml/code/") for each in paths if each),
-            )
+    if spec.code.task is not None:
         task = spec.code.task.rpartition(":")[2]
         return read_task_conventions(spec.code_directory, name, spec.includes, task)
-    except RecursionError:  # an expression is nested too deeply to be walked, as in generated code
-        return ScriptConventions()
+    paths = spec.code.variables.get("PYTHONPATH", "").split(os.pathsep)
+    return read_conventions(
+        spec.code_directory,
+        name,
+        spec.includes,
+        module=spec.code.module,
+        search=tuple(each.removeprefix("/opt/ml/code/") for each in paths if each),
+    )
 
 
 def _requirements(spec: JobSpec) -> Requirements:

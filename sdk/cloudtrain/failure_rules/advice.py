@@ -111,10 +111,8 @@ def _start_as_module(facts: Facts) -> str | None:
 
 
 def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
-    packages = catalog.packages_of(module)
     # A name that the catalog does not know stays as the code has it.
-    name = packages[0] if packages and catalog.is_known_package(packages[0]) else module
-    name = _LAST_WITH_IT.get(module, name)
+    name = _LAST_WITH_IT.get(module) or catalog.known_package_of(module) or module
     requirements = facts.get("code.requirements")
     own = ""
     if "/" in facts.get("code.script", ""):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cloudtrain import catalog
 from cloudtrain.errors import Problem
-from cloudtrain.job.packages import required_packages
+from cloudtrain.job.requirements import read_requirements
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.certain_code import first_imports
 from cloudtrain.job.static_analysis.module_search import entry_file
@@ -59,13 +59,8 @@ def find_missing(entry: Path, own_folders: Iterable[Path] = ()) -> Iterator[Miss
                 return
             if not _is_importable(module):
                 line, column = statement.lineno, statement.col_offset + 1
-                yield MissingPackage(module, _package_of(module), line, column)
-
-
-def _package_of(module: str) -> str:
-    """Return the name on PyPI of the package with a module; empty if it is not known."""
-    names = catalog.packages_of(module)
-    return next(filter(catalog.is_known_package, names), "")
+                package = catalog.known_package_of(module) or ""
+                yield MissingPackage(module, package, line, column)
 
 
 def check_packages(spec: JobSpec) -> Iterator[Problem]:
@@ -110,7 +105,7 @@ def _how_to_install(spec: JobSpec, missing: MissingPackage) -> str:
     requirements = spec.code.requirements
     package = missing.package or missing.module
     if requirements is not None:
-        named = required_packages(spec.code_directory / requirements)
+        named = read_requirements(spec.code_directory, requirements).names
         if named is None or package.lower() in named:
             return f"submit with --install, which installs {requirements} for the run"
     # Whoever likes may publish a package of any name, so a name that is only guessed is no command to type.

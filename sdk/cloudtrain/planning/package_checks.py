@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cloudtrain import catalog
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.packages import STANDARD_LIBRARY
 from cloudtrain.job.requirements import Requirements, excludes_from, rejects
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import entry_file, may_be_installed
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.plan import CodeInfo

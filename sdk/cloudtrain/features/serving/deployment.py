@@ -329,9 +329,9 @@ def _make_archive(
     if options.has_gpu and serving.gpus == 0:
         serving = dataclasses.replace(serving, gpus=1.0)
     package, archive = folder / "package", folder / _PACKAGE
-    make_package(run, package, serving)
+    task = make_package(run, package, serving)
     pack(package, archive)
-    names = "" if options.image else ", ".join(missing_packages(package))
+    names = "" if options.image else ", ".join(missing_packages(package, task))
     warning = (
         f"AWS's image may lack {names}, which the code imports: name them in code.requirements"
     )

@@ -10,30 +10,29 @@ code/                  the run's code, and requirements.txt
 
 from __future__ import annotations
 
-import ast
 import gzip
 import hashlib
 import shutil
-import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cloudtrain import catalog
 from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain.errors import UserError
-from cloudtrain.job.packages import imported_packages, required_packages
+from cloudtrain.job.requirements import read_requirements
+from cloudtrain.job.static_analysis.conventions import read_task_conventions
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.saved_model import task_of, unpack_code, write_weights
 from cloudtrain_runtime.contract import MODEL_FILE
+from cloudtrain_runtime.contract.python_source import find_module
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
 
 CONFIG_FILE: Final = "config.yaml"
 REQUIREMENTS_FILE: Final = "requirements.txt"
 _DEPLOYMENT: Final = "deployment"
 _RUNTIME: Final = "cloudtrain_runtime"
-_CLIENT: Final = "cloudtrain"
-"""Programs beside the Task import it, such as one that deploys. A container never has it."""
 
 _IMAGE_MODULES: Final = frozenset(
     {
@@ -64,13 +63,6 @@ _IMAGE_MODULES: Final = frozenset(
     }
 )
 """Modules in AWS's images of Ray Serve. Source: scripts/ray/pyproject.toml of AWS's Deep Learning Containers, 2026."""
-_MODULE_NAMES: Final = {
-    "scikit-learn": "sklearn",
-    "pillow": "PIL",
-    "opencv-python": "cv2",
-    "pyyaml": "yaml",
-}
-
 _APPLICATION: Final = f"""# The application of Ray Serve in this package. Written by cloudtrain.
 applications:
   - name: model
@@ -106,8 +98,8 @@ class ServingOptions:
     gpus: float = 0.0
 
 
-def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
-    """Write the package of a run's model into a new folder.
+def make_package(run: Run, folder: Path, options: ServingOptions) -> str:
+    """Write the package of a run's model into a new folder; return its Task, `module:Class`.
 
     Raises:
         UserError: the run trained no Task, or has no such weights.
@@ -138,10 +130,10 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> None:
     if named := plan["config"].get("requirements"):
         content = _below(code, named).read_bytes()  # it may be the same file
         (code / REQUIREMENTS_FILE).write_bytes(content)
-    elif (
-        code / REQUIREMENTS_FILE
-    ).exists():  # the job does not name it, and AWS's image would install it
+    elif (code / REQUIREMENTS_FILE).exists():
+        # The job does not name it, and AWS's image would install it.
         (code / REQUIREMENTS_FILE).unlink()
+    return task
 
 
 def _below(code: Path, named: str) -> Path:
@@ -156,29 +148,31 @@ def _below(code: Path, named: str) -> Path:
     return path
 
 
-def missing_packages(package: Path) -> tuple[str, ...]:
-    """Return the modules that a package's code imports and that neither AWS's image nor its requirements contain."""
+def missing_packages(package: Path, task: str) -> tuple[str, ...]:
+    """Return the modules that a Task certainly imports and that neither AWS's image nor its requirements contain.
+
+    Args:
+        package: Folder of the package.
+        task: `module:Class` of the Task.
+    """
     code = package / SERVING_CODE
-    named = (
-        required_packages(code / REQUIREMENTS_FILE)
-        if (code / REQUIREMENTS_FILE).exists()
-        else frozenset()
-    )
-    if named is None:  # it includes what has no name here
+    has: frozenset[str] | None = frozenset()
+    if (code / REQUIREMENTS_FILE).exists():
+        has = read_requirements(code, REQUIREMENTS_FILE).names
+    name, _, class_name = task.partition(":")
+    file = find_module(code, name)
+    # Without names, the requirements may bring any package.
+    if file is None or has is None:
         return ()
-    own = {path.stem for path in code.iterdir()} | {_RUNTIME, _CLIENT}
-    known = sys.stdlib_module_names | _IMAGE_MODULES | own
-    known |= {_MODULE_NAMES.get(name, name.replace("-", "_")) for name in named}
-    found = {module for path in code.rglob("*.py") for module in _imports(path)}
-    return tuple(sorted(found - known))
-
-
-def _imports(path: Path) -> set[str]:
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()  # a file that is no module of this Python
-    return {module for module, _ in imported_packages(tree)}
+    has |= catalog.installed_with(has)
+    found = read_task_conventions(code, str(file.relative_to(code)), {}, class_name)
+    return tuple(
+        sorted(
+            module
+            for module, _ in found.imports
+            if module not in _IMAGE_MODULES and has.isdisjoint(catalog.packages_of(module))
+        )
+    )
 
 
 def pack(package: Path, target: Path) -> None:

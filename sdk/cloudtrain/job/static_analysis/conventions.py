@@ -109,6 +109,37 @@ def read_conventions(
         module: Name of the module that it is started as; None for a script.
         search: Folders of PYTHONPATH, relative to the code folder.
     """
+    try:
+        return _read_script(directory, script, includes, module, search)
+    except RecursionError:
+        # An expression is nested too deeply to be walked, as in generated code.
+        return ScriptConventions()
+
+
+def read_task_conventions(
+    directory: Path, module: str, includes: Mapping[str, Path], task: str
+) -> ScriptConventions:
+    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started.
+
+    Args:
+        directory: The code folder.
+        module: Path of the Task's module, relative to the code folder.
+        includes: Folders outside of the code folder, by the name under which they are imported.
+        task: Name of the Task's class.
+    """
+    try:
+        return _read_task(directory, module, includes, task)
+    except RecursionError:
+        return ScriptConventions()
+
+
+def _read_script(
+    directory: Path,
+    script: str,
+    includes: Mapping[str, Path],
+    module: str | None,
+    search: tuple[str, ...],
+) -> ScriptConventions:
     modules = read_modules(directory, script, includes)
     if not modules:
         return ScriptConventions()
@@ -151,17 +182,9 @@ def read_conventions(
     )
 
 
-def read_task_conventions(
+def _read_task(
     directory: Path, module: str, includes: Mapping[str, Path], task: str
 ) -> ScriptConventions:
-    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started.
-
-    Args:
-        directory: The code folder.
-        module: Path of the Task's module, relative to the code folder.
-        includes: Folders outside of the code folder, by the name under which they are imported.
-        task: Name of the Task's class.
-    """
     modules = read_modules(directory, module, includes)
     if not modules:
         return ScriptConventions()

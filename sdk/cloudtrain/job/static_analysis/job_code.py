@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cloudtrain.job.packages import STANDARD_LIBRARY
+from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import is_below, may_be_installed
 from cloudtrain.job.static_analysis.signs import changes_path
 from cloudtrain.job.static_analysis.start_trace import (

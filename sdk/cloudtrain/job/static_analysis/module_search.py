@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain import catalog
-from cloudtrain.job.packages import STANDARD_LIBRARY
+from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.syntax import Module, absolute_names, read_module
 from cloudtrain_runtime.contract.python_source import find_module
 
@@ -120,7 +120,7 @@ def find_src_import(
 def may_be_installed(module: str, directory: Path) -> bool:
     """Return whether a package that is installed here, or that is widely used, has a module of this name."""
     top = module.partition(".")[0]
-    if top in STANDARD_LIBRARY or any(map(catalog.is_known_package, catalog.packages_of(module))):
+    if top in STANDARD_LIBRARY or catalog.known_package_of(module) is not None:
         return True
     try:
         found = importlib.util.find_spec(top)

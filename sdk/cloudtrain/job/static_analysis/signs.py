@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cloudtrain import catalog
-from cloudtrain.job.packages import STANDARD_LIBRARY
 from cloudtrain.job.rank_starters import RAY_TRAINING, SPAWNING_FUNCTIONS, is_starting_text
+from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import is_below
 from cloudtrain.job.static_analysis.syntax import Module
 
@@ -79,9 +79,7 @@ def may_join_elsewhere(module: Module, directory: Path, includes: Mapping[str, P
     for top in {name.partition(".")[0] for name in module.absolute_imports}:
         if top in STANDARD_LIBRARY or top in includes or top == _RUNTIME:
             continue
-        if any(map(catalog.is_known_package, catalog.packages_of(top))):
-            continue
-        if not is_below(directory, top):
+        if catalog.known_package_of(top) is None and not is_below(directory, top):
             return True
     return False
 
