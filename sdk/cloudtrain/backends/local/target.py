@@ -9,8 +9,8 @@ from datetime import date
 from pathlib import Path
 
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.cost import (
     CostPlan,
     OverLimit,

@@ -10,8 +10,8 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.catalog import Prices
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.script_conventions import ScriptConventions
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.cost import (
     CostPlan,
     TimeLimits,
