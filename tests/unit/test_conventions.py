@@ -13,6 +13,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions, read_conventions
 from cloudtrain.planning.diagnostics import run_step
 from cloudtrain.planning.job_checks import find_local_rank_option
+from cloudtrain.support.container_paths import below_code
 
 PARSER = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument({}, type=int)\n"
 
@@ -64,6 +65,17 @@ def test_equal_modules_are_read_one_by_one(tmp_path: Path) -> None:
         two__relative="import pandas as a\n",
     )
     assert [name for name, _ in found.imports] == ["numpy", "pandas"]
+
+
+@pytest.mark.parametrize("path", [".", "/opt/ml/code", "/opt/ml/code/"])
+def test_the_code_folder_may_be_on_the_import_path(tmp_path: Path, path: str) -> None:
+    for name in ("torch/__init__.py", "sub/train.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("import torch\n")
+    without = read_conventions(tmp_path, "sub/train.py")
+    assert without.namesakes == (("torch", "."),)
+    found = read_conventions(tmp_path, "sub/train.py", search=(below_code(path),))
+    assert found.namesakes == found.imports == ()
 
 
 def test_modules_of_the_code_folder_are_read_too(tmp_path: Path) -> None:

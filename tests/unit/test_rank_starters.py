@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.failure_rules.rules import ranks
+from cloudtrain.failure_rules.rules.base import Causality
 from cloudtrain.job.launchers import find_rank_starter
 from cloudtrain.job.static_analysis.conventions import read_conventions
 from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
@@ -67,6 +69,13 @@ def test_a_launcher_before_a_script_is_explained(tmp_path: Path, program: str) -
     (tmp_path / "train.py").touch()
     hint = hint_of_written_path(tmp_path / f"{program} train.py --lr 1", "code.script")
     assert hint.startswith("write train.py alone (cloudtrain starts the ranks)")
+
+
+@pytest.mark.parametrize("program", [*PROGRAMS, *RAY])
+def test_the_end_of_a_launcher_is_no_cause(program: str) -> None:
+    text = f"CalledProcessError: Command '{program} a.py' returned non-zero exit status 1."
+    found = next(rule for rule in ranks.RULES if rule.match(text) is not None)
+    assert found.causality is Causality.CONSEQUENCE
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "yolo", "ultralytics", "ray of light"])

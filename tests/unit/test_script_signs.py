@@ -277,6 +277,12 @@ HYDRA = (
     [
         ("", "[--config, a.yaml]", "a.yaml", "out: /opt/ml/checkpoints/x\n", True),
         ("", "{config: conf/a.toml}", "conf/a.toml", "out = '/opt/ml/checkpoints'\n", True),
+        ("", "[--out, /opt/ml/checkpoints/a]", "a.yaml", "", True),
+        (
+            "import os\nos.path.expandvars('')\n",
+            "[--out, '$CLOUDTRAIN_CHECKPOINT_DIR/a']",
+            *("a.yaml", "", True),
+        ),
         ("", "[--config=a.json]", "a.json", '{"out": "/opt/ml/checkpoints"}', True),
         ("", "[/opt/ml/code/a.py]", "a.py", "out_dir = '/opt/ml/checkpoints'\n", True),
         ("", "[--conf_dir, conf, a.yml]", "conf/a.yml", "save: /opt/ml/checkpoints\n", True),

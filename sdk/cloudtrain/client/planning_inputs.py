@@ -36,6 +36,7 @@ from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.secrets.scanner import scan_folder
 from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.container_paths import below_code
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.file_pointers import find_pointers
@@ -342,7 +343,7 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
         name,
         spec.includes,
         module=spec.code.module,
-        search=tuple(each.removeprefix("/opt/ml/code/") for each in paths if each),
+        search=tuple(below_code(each) for each in paths if each),
     )
 
 

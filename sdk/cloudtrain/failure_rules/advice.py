@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from cloudtrain import catalog
 from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
 from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.container_paths import CODE_PREFIX
 
 _MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<module>[^'.]+)'")
 _FILE = re.compile(
@@ -130,7 +131,7 @@ def _install(module: str, action: str, facts: Facts, *, is_local: bool) -> str:
 
 def _include_path(path: str, facts: Facts) -> str | None:
     """Return the action for a path that an ignore rule excludes, or None."""
-    _, is_in_code, below = path.rpartition("/opt/ml/code/")
+    _, is_in_code, below = path.rpartition(CODE_PREFIX)
     if path.startswith("/") and not is_in_code:
         return None
     wanted = PurePosixPath(below)

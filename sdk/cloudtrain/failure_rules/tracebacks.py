@@ -6,6 +6,8 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 
+from cloudtrain.support.container_paths import CODE_PREFIX
+
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):")
 _LAUNCHER_HEADER = re.compile(r"^rank (?P<rank>\d+) on \S+ \(local rank \d+\) failed: ")
 """Head of the last message of cloudtrain_runtime.launcher.agent; the end of the rank's traceback follows."""
@@ -55,7 +57,7 @@ class Frame:
     @property
     def place(self) -> str:
         """The file, relative to the code folder, and the line: `train.py:12`."""
-        _, _, below = self.file.rpartition("/opt/ml/code/")
+        _, _, below = self.file.rpartition(CODE_PREFIX)
         return f"{below}:{self.line}"
 
     def lines(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from cloudtrain.catalog.packages import normalized
 from cloudtrain.secrets.values import contains_url_credentials
-from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
+from cloudtrain.support.container_paths import below_code
 from cloudtrain_runtime.contract.redaction import redact
 
 _BYTE_ORDER_MARKS = (
@@ -49,7 +49,6 @@ _CONDA_ARCHIVE = re.compile(
 )
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
 _MOST_FILES = 50
-_CONTAINER_CODE = str(CONTAINER_TREE.code)
 
 
 @dataclass(frozen=True)
@@ -278,8 +277,7 @@ class _Reader:
         path = re.sub(r"\[[\w\s,.-]*\]$", "", address.partition("#")[0].strip().strip("\"'"))
         if path.startswith("file:"):
             path = urllib.parse.unquote(re.sub(r"^file:(?://[^/]*)?", "", path))
-        if path.startswith(f"{_CONTAINER_CODE}/"):
-            path = path.removeprefix(f"{_CONTAINER_CODE}/")
+        path = below_code(path)
         path = os.path.normpath(path.split(" ")[0])
         if not self._is_file(place, text, path, "no such file or folder"):
             return

@@ -17,21 +17,20 @@ from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.config_files import contains, named_files
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
-from cloudtrain.job.static_analysis.signs import CHECKPOINT_FOLDER
+from cloudtrain.job.static_analysis.signs import CHECKPOINT_FOLDER, is_kept
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_checkpoint
 from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
+from cloudtrain.support.container_paths import CHECKPOINTS
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
 from cloudtrain_runtime.contract.file_uri import path_of
-from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 
 _LARGE_CODE_BYTES = 100 * 10**6
-_CHECKPOINTS = str(CONTAINER_TREE.checkpoints)
 
 
 def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
@@ -279,7 +278,7 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
         no_hang = spec.limits.hang is not None and not conventions.reports
         yield warning(
             f"{spec.code.entry} shows no sign of checkpoints that are kept: neither cloudtrain_runtime.checkpoint, an "
-            f"attached trainer nor {_CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
+            f"attached trainer nor {CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
             f"beginning{', and limits.hang, which needs reports of progress, has no effect' if no_hang else ''}"
         )
 
@@ -313,7 +312,7 @@ def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
     return (
         conventions.saves
         or bool(spec.code.outputs)
-        or any(_CHECKPOINTS in str(value) for value in values)
+        or any(is_kept(str(value)) for value in values)
         or contains(named_files(spec.code_directory, script_argv(args)), CHECKPOINT_FOLDER)
     )
 

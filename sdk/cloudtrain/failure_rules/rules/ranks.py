@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
+from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
 
+_STARTERS = "|".join(rf"\b{program}\b" for program in TRAINING_PROGRAMS)
 _DEBUG_NATIVE_CRASH = (
     Part(
         "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line,"
@@ -315,7 +317,7 @@ RULES: tuple[Rule, ...] = (
         FailureClass.UNKNOWN,
         r"ChildFailedError|SignalException|ExecuteUserScriptError|got signal: 15|SIGTERM|KeyboardInterrupt"
         # A launcher that starts another launcher: facebookresearch/maskrcnn-benchmark#1329.
-        r"|CalledProcessError: .*(?:torchrun|torch\.distributed|accelerate|deepspeed|mpirun|python|\bray\b|\byolo\b)|SystemExit"
+        rf"|CalledProcessError: .*(?:{_STARTERS}|torch\.distributed|mpirun|python|\bray\b)|SystemExit"
         # Ray's driver repeats the error of a worker, whose own traceback is in the log: Ray Train 2, 2026-11.
         r"|ray\.(?:\w+\.)*(?:WorkerGroupError|TrainingFailedError|RayTaskError)",
         _READ_FIRST_FAILURE,

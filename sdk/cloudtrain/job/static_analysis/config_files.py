@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudtrain.job.static_analysis.syntax import Module
+from cloudtrain.support.container_paths import below_code
 
 _SUFFIXES = frozenset({".cfg", ".conf", ".gin", ".ini", ".json", ".py", ".toml", ".yaml", ".yml"})
 _HYDRA = frozenset({"hydra.main", "hydra.initialize"})
 _LARGEST_BYTES = 10**6
 _MOST_FILES = 200
-_CONTAINER_CODE = "/opt/ml/code/"
 
 
 def named_files(directory: Path, words: Iterable[str]) -> Iterator[Path]:
@@ -25,7 +25,7 @@ def named_files(directory: Path, words: Iterable[str]) -> Iterator[Path]:
         directory: The code folder.
         words: Values of options, words such as `--config=a.yaml`, and others.
     """
-    given = [word.rpartition("=")[2].removeprefix(_CONTAINER_CODE) for word in words]
+    given = [below_code(word.rpartition("=")[2]) for word in words]
     given = [word for word in given if word and "\0" not in word and not word.startswith("/")]
     folders = [directory, *(directory / word for word in given if (directory / word).is_dir())]
     for folder in folders:

@@ -12,8 +12,11 @@ from cloudtrain.job.rank_starters import RAY_TRAINING, SPAWNING_FUNCTIONS, is_st
 from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import is_below
 from cloudtrain.job.static_analysis.syntax import Module
+from cloudtrain.support.container_paths import CHECKPOINTS
+from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE
 
-CHECKPOINT_FOLDER = ("/opt/ml/checkpoints", "CLOUDTRAIN_ML_ROOT", "CLOUDTRAIN_CHECKPOINT_DIR")
+CHECKPOINT_FOLDER = (CHECKPOINTS, ML_ROOT_VARIABLE, CHECKPOINTS_VARIABLE)
 """Texts by which code names the folder of checkpoints that are kept."""
 _RUNTIME = "cloudtrain_runtime"
 _FRAMEWORKS = frozenset(
@@ -102,7 +105,12 @@ def uses_checkpoints(module: Module) -> bool:
 
 def names_checkpoint_folder(module: Module) -> bool:
     """Return whether a module contains the path of the checkpoint folder."""
-    return any(name in text for _, text in module.texts for name in CHECKPOINT_FOLDER)
+    return any(is_kept(text) for _, text in module.texts)
+
+
+def is_kept(text: str) -> bool:
+    """Return whether a text names the folder of checkpoints that are kept."""
+    return any(name in text for name in CHECKPOINT_FOLDER)
 
 
 def ml_literals(module: Module) -> list[int]:
