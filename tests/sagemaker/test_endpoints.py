@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cloudtrain.serving import deployment
 from support.aws_frontend import Answer, Front, Request, quotas, simulation
 from support.jobs import Cli
 from support.recorded_runs import write_run
 
+from cloudtrain.aws.retry import OutagePolicy
 from cloudtrain.features.serving import deployment
 
 pytestmark = [pytest.mark.aws, pytest.mark.filterwarnings("ignore")]
@@ -163,7 +165,10 @@ def test_undeploy_waits_until_aws_can_delete(
         "CreationTime": 1.0,
         "LastModifiedTime": 1.0,
     }
-    responses = iter([Answer.json(content)] * 3)
+    down = Answer(b"", 503)
+    responses = iter([*[Answer.json(content)] * 2, down, Answer.json(content)])
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(deployment, "_ANSWERED", OutagePolicy(0.01, limit_seconds=60))
     account.rules["DescribeEndpoint"] = lambda request: next(responses, None)
     real = deployment.open_account
     monkeypatch.setattr(
@@ -177,6 +182,7 @@ def test_undeploy_waits_until_aws_can_delete(
         "the endpoint is Creating: waiting, because AWS cannot delete it before that ends"
         in reported
     )
+    assert any(text.startswith("recovered after ") for text in reported)
     assert next(responses, None) is None
 
 

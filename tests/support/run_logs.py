@@ -25,6 +25,7 @@ class LoggedRun:
     """
 
     name = "local"
+    is_billed = False
 
     def __init__(
         self,

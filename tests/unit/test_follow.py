@@ -23,7 +23,7 @@ from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain_runtime.contract import format_event
 
-FAST = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3)
+FAST = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3, errors=CloudError)
 
 
 class FakeCloud:
@@ -117,7 +117,7 @@ def test_an_outage_after_a_success_is_tolerated_longer() -> None:
     assert FOLLOW_OUTAGES.limit_seconds == OUTAGE_SECONDS == 3600, (
         "as documented for every followed run"
     )
-    outages = OutagePolicy(0.01, 0.02, limit_seconds=60, unanswered_limit_seconds=0)
+    outages = dataclasses.replace(FAST, limit_seconds=60, unanswered_limit_seconds=0)
     assert (
         follow(
             Run(RUN, FakeCloud(PENDING, THROTTLED, THROTTLED, DONE)), as_json=True, outages=outages

@@ -53,7 +53,7 @@ def test_an_outage_is_reported_and_waited_through(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("cloudtrain.runs.following.time.sleep", waits.append)
+    monkeypatch.setattr("cloudtrain.aws.retry.time.sleep", waits.append)
     lines = lines_of(capsys, RUNNING, UnreachableError("AWS does not answer"), RUNNING, DONE)
     assert lines[1] == "AWS does not answer (retrying; the run continues)"
     assert lines[2].startswith("recovered after ")

@@ -1,7 +1,7 @@
 """Retry policy for AWS calls and polling.
 
-botocore repeats a single call (`client_retries`). A loop waits by a `Backoff`, and through an outage by an
-`OutageTolerance`.
+botocore repeats a single call (`client_retries`). A loop over a status is a `for` over `poll`, which waits by a `Backoff`,
+and through an outage by an `OutageTolerance`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from cloudtrain.errors import CloudError
+from cloudtrain.errors import CloudError, UnreachableError
 from cloudtrain.support.units import format_duration
 
 ATTEMPTS = 6
@@ -23,6 +23,7 @@ LOOPBACK_POLL_SECONDS = 0.5
 """An endpoint on this machine has no request limits."""
 OUTAGE_SECONDS = 3600.0
 _GROWTH, _JITTER, _LONGEST_FACTOR = 2.0, 0.2, 6.0
+T = TypeVar("T")
 
 
 def client_retries(attempts: int = ATTEMPTS) -> dict[str, Any]:
@@ -68,12 +69,14 @@ class OutagePolicy:
         longest_seconds: The longest such wait.
         limit_seconds: How long a call may fail before its error is raised.
         unanswered_limit_seconds: The same for a call that has not succeeded before: wrong settings look like an outage.
+        errors: The errors that count as an outage.
     """
 
     first_seconds: float = 5.0
     longest_seconds: float = 60.0
     limit_seconds: float = OUTAGE_SECONDS
     unanswered_limit_seconds: float = 0.0
+    errors: type[CloudError] = UnreachableError
 
 
 class OutageTolerance:
@@ -82,7 +85,11 @@ class OutageTolerance:
     Args:
         on_message: Called with a sentence when the first call fails, and when all calls succeed again.
         policy: Waits and limits.
-        clock: Returns monotonic seconds.
+        note: What the sentence about the first failure adds in parentheses.
+        clock: Returns monotonic seconds; by default `time.monotonic`.
+
+    Attributes:
+        errors: The errors that count as an outage.
     """
 
     def __init__(
@@ -90,14 +97,18 @@ class OutageTolerance:
         on_message: Callable[[str], None] | None = None,
         policy: OutagePolicy = OutagePolicy(),
         *,
-        clock: Callable[[], float] = time.monotonic,
+        note: str = "retrying; the run continues",
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        self.errors = policy.errors
         self._on_message = on_message or (lambda _: None)
         self._policy = policy
-        self._clock = clock
+        self._note = note
+        # Looked up here, because simulations replace the clock after the import.
+        self._clock = clock or time.monotonic
         self._lock = threading.Lock()
         self._answered: set[str] = set()
-        self._failing: dict[str, tuple[float, Backoff]] = {}
+        self._failing: dict[str, tuple[float, Backoff, str]] = {}
         self._began = 0.0
 
     def failed(self, error: CloudError, call: str = "") -> float:
@@ -108,9 +119,10 @@ class OutageTolerance:
         """
         policy, now = self._policy, self._clock()
         with self._lock:
-            since, backoff = self._failing.get(call) or (
+            since, backoff, _ = self._failing.get(call) or (
                 now,
                 Backoff(policy.first_seconds, policy.longest_seconds),
+                "",
             )
             limit = (
                 policy.limit_seconds if call in self._answered else policy.unanswered_limit_seconds
@@ -119,8 +131,8 @@ class OutageTolerance:
                 raise error
             if not self._failing:
                 self._began = now
-                self._on_message(f"{error.message} (retrying; the run continues)")
-            self._failing[call] = since, backoff
+                self._on_message(f"{error.message} ({self._note})")
+            self._failing[call] = since, backoff, error.message
             return min(left, backoff.next_seconds())
 
     def succeeded(self, call: str = "") -> bool:
@@ -131,3 +143,55 @@ class OutageTolerance:
             if had_failed and not self._failing:
                 self._on_message(f"recovered after {format_duration(self._clock() - self._began)}")
             return had_failed
+
+    def last_error(self, call: str = "") -> str:
+        """Return the message of a call's last error; empty when it has succeeded since."""
+        with self._lock:
+            return self._failing[call][2] if call in self._failing else ""
+
+
+def poll(
+    ask: Callable[[], T],
+    backoff: Backoff,
+    outages: OutageTolerance | None = None,
+    *,
+    call: str = "",
+    changing: Callable[[T], object] = lambda answer: answer,
+    timeout_seconds: float | None = None,
+    least_seconds: float = 0.0,
+    pause: Callable[[float], object] | None = None,
+) -> Iterator[T]:
+    """Yield what `ask` returns, again and again; the caller leaves the loop when it has seen what it waits for.
+
+    Args:
+        ask: Asks once.
+        backoff: The waits; they begin again after a change.
+        outages: Tolerates errors of `ask`; by default in silence, and none before its first success.
+        call: The name of `ask` among the calls of `outages`.
+        changing: Returns the part of an answer whose changes count.
+        timeout_seconds: Ends the loop; None asks without limit. It asks at least once.
+        least_seconds: The shortest wait after an answer.
+        pause: Waits, and returns whether to end the loop; by default `time.sleep`.
+
+    Raises:
+        CloudError: An outage has lasted too long.
+    """
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    tolerance = outages or OutageTolerance()
+    known: object = None
+    while True:
+        try:
+            answer = ask()
+        except tolerance.errors as error:
+            seconds = tolerance.failed(error, call)
+        else:
+            tolerance.succeeded(call)
+            yield answer
+            before, known = known, changing(answer)
+            seconds = max(backoff.next_seconds(changed=known != before), least_seconds)
+        if deadline is not None:
+            seconds = min(seconds, max(0.0, deadline - time.monotonic()))
+            if seconds == 0.0:
+                return
+        if (pause or time.sleep)(seconds):
+            return

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.aws.retry import OutagePolicy, OutageTolerance
+from cloudtrain.aws.retry import Backoff, OutagePolicy, OutageTolerance, poll
 from cloudtrain.console import column_lines, command_name, print_json, print_json_error
 from cloudtrain.console.follow_screen import (
     Screen,
@@ -35,6 +35,7 @@ from cloudtrain.console.runs import (
 )
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain.runs.following import LEAST_POLL_SECONDS, shown_part
 from cloudtrain.runs.log_lines import ALL_LINES
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ _STEP_SECONDS = 10.0
 _LATE_LINES_SECONDS = 5.0
 """How long to wait for the last lines before a message says so."""
 
-FOLLOW_OUTAGES = OutagePolicy(first_seconds=2.0, unanswered_limit_seconds=600.0)
-"""Retries begin soon, because a user is watching. A run that was just submitted may not be visible at first."""
+FOLLOW_OUTAGES = OutagePolicy(first_seconds=2.0, unanswered_limit_seconds=600.0, errors=CloudError)
+"""Retries begin soon, because a user is watching, who reads each error and can log in again, for example. A run that was
+just submitted may not be visible at first."""
 
 
 def follow(
@@ -160,13 +162,13 @@ def _explain(run: Run) -> tuple[Explanation | None, list[str]]:
 POLL_LINES_SECONDS = 0.05
 """How long to wait for log lines before the status is looked at again."""
 
-_LEAST_POLL_SECONDS = 0.5
 _LAST_LINES_SECONDS = 900.0
 """How long to wait for the last lines of a run that has ended. With many readers, CloudWatch Logs delays them."""
 
 _UNREADABLE_LOG_SECONDS = 30.0
 """The same while the log cannot be read."""
 
+_STATUS, _LOG = "the status", "the log"
 _BATCH_LINES = 500
 _QUEUED_LINES = 10_000
 
@@ -194,9 +196,9 @@ class RunMonitor:
         self._messages: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._poll_now = threading.Event()
         self._should_stop = threading.Event()
-        outages = OutageTolerance(self._messages.put, policy)
-        self._status_fetcher = _Fetcher("the status", self._poll_status, outages, self._should_stop)
-        self._log_fetcher = _Fetcher("the log", self._read_log, outages, self._should_stop)
+        self._outages = OutageTolerance(self._messages.put, policy)
+        self._status_fetcher = _Fetcher(self._poll_status)
+        self._log_fetcher = _Fetcher(self._read_log)
 
     def __enter__(self) -> None:
         self._status_fetcher.start()
@@ -209,7 +211,7 @@ class RunMonitor:
     @property
     def cloud_error(self) -> str:
         """The error message of the last poll; empty when it succeeded."""
-        return self._status_fetcher.cloud_error
+        return self._outages.last_error(_STATUS)
 
     def check(self) -> None:
         """Raise the error that ended a thread early.
@@ -230,8 +232,6 @@ class RunMonitor:
             self._log_fetcher.error = None
         elif log_error is not None:
             raise log_error
-        if self._log_fetcher.is_done.is_set() and not self._status_fetcher.is_done.is_set():
-            self._poll_now.set()  # the log ends when the run does
 
     def take_lines(self, timeout_seconds: float) -> list[LogLine]:
         """Return the next log lines, at most one batch; wait for the first."""
@@ -255,7 +255,8 @@ class RunMonitor:
         has_all = (
             self._log_fetcher.is_done.is_set()
         )  # read before the queue, which then contains the last line
-        timeout = _UNREADABLE_LOG_SECONDS if self._log_fetcher.cloud_error else _LAST_LINES_SECONDS
+        is_unreadable = self._outages.last_error(_LOG)
+        timeout = _UNREADABLE_LOG_SECONDS if is_unreadable else _LAST_LINES_SECONDS
         return self._lines.empty() and (has_all or silent_seconds > timeout)
 
     @property
@@ -266,30 +267,42 @@ class RunMonitor:
 
     def _poll_status(self) -> None:
         """Poll the status until the run has ended."""
-        backoff = self._run.poll_backoff()
-        while not self._should_stop.is_set():
-            status = self._run.status()
-            self._status_fetcher.succeeded()
-            before, self.status, self.status_time = (
-                self.status,
-                _keep_known(status, self.status),
-                time.time(),
-            )
+        for status in poll(
+            self._run.status,
+            self._run.poll_backoff(),
+            self._outages,
+            call=_STATUS,
+            changing=shown_part,
+            least_seconds=LEAST_POLL_SECONDS,
+            pause=self._pause,
+        ):
+            self.status = _keep_known(status, self.status)
+            self.status_time = time.time()
             if status.state.is_final:
                 return
-            has_changed = before is None or (before.state, before.reason, before.progress) != (
-                status.state,
-                status.reason,
-                status.progress,
-            )
-            self._poll_now.wait(max(backoff.next_seconds(changed=has_changed), _LEAST_POLL_SECONDS))
-            self._poll_now.clear()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait until the next poll; return whether there is none."""
+        self._poll_now.wait(seconds)
+        self._poll_now.clear()
+        return self._should_stop.is_set()
 
     def _read_log(self) -> None:
         """Read the log to its end. After an error, read again from the beginning and skip the known lines."""
+        tries = poll(
+            self._read_lines,
+            Backoff(LEAST_POLL_SECONDS),
+            self._outages,
+            call=_LOG,
+            pause=self._should_stop.wait,
+        )
+        next(tries, None)
+        self._poll_now.set()  # the log ends when the run does
+
+    def _read_lines(self) -> None:
         read: Counter[str] = Counter()
         for line in self._run.logs(follow=True, only=self._only):
-            self._log_fetcher.succeeded()
+            self._outages.succeeded(_LOG)
             read[line.host] += 1
             if read[line.host] > self._line_counts[line.host]:
                 self._put(line)
@@ -303,49 +316,26 @@ class RunMonitor:
 
 
 class _Fetcher(threading.Thread):
-    """A thread that fetches one thing until there is no more, and tolerates outages of the cloud.
+    """A thread that fetches one thing until there is no more.
 
     Attributes:
-        cloud_error: The error message of the last call; empty when it succeeded.
         error: The error that ended the thread, or None.
     """
 
-    def __init__(
-        self,
-        name: str,
-        fetch: Callable[[], None],
-        outages: OutageTolerance,
-        should_stop: threading.Event,
-    ) -> None:
-        super().__init__(name=name, daemon=True)
-        self.cloud_error = ""
+    def __init__(self, fetch: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
         self.error: Exception | None = None
         self.is_done = threading.Event()
         self._fetch = fetch
-        self._outages = outages
-        self._should_stop = should_stop
 
     def run(self) -> None:
         """Fetch until there is no more, or an outage has lasted too long."""
         try:
-            while not self._should_stop.is_set():
-                try:
-                    self._fetch()
-                except CloudError as error:
-                    seconds = self._outages.failed(error, self.name)
-                    self.cloud_error = error.message
-                    self._should_stop.wait(seconds)
-                else:
-                    return
+            self._fetch()
         except Exception as error:  # noqa: BLE001 (`RunMonitor.check` raises it in the main thread)
             self.error = error
         finally:
             self.is_done.set()
-
-    def succeeded(self) -> None:
-        """Record that a call has succeeded."""
-        self._outages.succeeded(self.name)
-        self.cloud_error = ""
 
 
 def _keep_known(status: Status, before: Status | None) -> Status:

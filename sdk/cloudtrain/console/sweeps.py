@@ -129,7 +129,7 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
     with Live(
         console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True
     ) as live:
-        for status in sweep.statuses():
+        for status in sweep.statuses(lambda text: live.console.print(Text(printable(text)))):
             lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
             lines += ["", *column_lines(_cells(status))]
             live.update(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.aws.retry import OutageTolerance
-from cloudtrain.errors import EXIT_RUN_FAILED, UnreachableError
+from cloudtrain.aws.retry import OutageTolerance, poll
+from cloudtrain.errors import EXIT_RUN_FAILED
 from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.summary import describe_progress, summarize_status
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
 
-_LEAST_POLL_SECONDS = 0.5
+LEAST_POLL_SECONDS = 0.5
+"""Shortest wait between two polls of a run that a user watches."""
+
 _LINE_SECONDS = 10.0
 _BAR_CHARACTERS = 20
 
@@ -28,12 +29,20 @@ def follow_run(run: Run) -> None:
 
     Raises:
         KeyboardInterrupt: the user has interrupted it. The run continues.
-        CloudError: AWS refused, or could not be reached for an hour. The run continues.
+        CloudError: AWS refused or could not be reached at first or for an hour. The run continues.
     """
     view: _TableView | _LineView = _TableView() if is_notebook() else _LineView()
     try:
-        for status in _statuses(run, view.note):
+        for status in poll(
+            run.status,
+            run.poll_backoff(),
+            OutageTolerance(view.note),
+            changing=shown_part,
+            least_seconds=LEAST_POLL_SECONDS,
+        ):
             view.show(status)
+            if status.state.is_final:
+                return
     except KeyboardInterrupt:
         view.note(
             f'interrupted; the run continues. To follow it again: cloudtrain.get_run("{run.reference}").follow()'
@@ -41,22 +50,9 @@ def follow_run(run: Run) -> None:
         raise
 
 
-def _statuses(run: Run, on_trouble: Callable[[str], None]) -> Iterator[Status]:
-    """Yield the status at each poll, up to the final one."""
-    backoff, outages = run.poll_backoff(), OutageTolerance(on_trouble)
-    last: Status | None = None
-    while True:
-        try:
-            status = run.status()
-        except UnreachableError as error:
-            seconds = outages.failed(error)
-        else:
-            outages.succeeded()
-            yield status
-            if status.state.is_final:
-                return
-            seconds, last = backoff.next_seconds(changed=status != last), status
-        time.sleep(max(seconds, _LEAST_POLL_SECONDS))
+def shown_part(status: Status) -> tuple[object, ...]:
+    """Return what of a status decides how soon it is polled again: time and cost change at each poll."""
+    return status.state, status.reason, status.progress
 
 
 class _TableView:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cloudtrain.aws.retry import Backoff, OutageTolerance
-from cloudtrain.errors import RunNotFoundError, UnreachableError, UserError
+from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
+from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.runs.following import follow_run
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
@@ -361,29 +360,24 @@ class Run:
             TimeoutError: the run has not ended in time. It continues.
             CloudError: AWS refused the request, or could not be reached at first or for an hour.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        backoff, outages = self._operations.poll_backoff(), OutageTolerance(on_trouble)
+        outages = OutageTolerance(on_trouble)
         last: tuple[State, str] | None = None
-        while True:
-            try:
-                status = self.status()
-            except UnreachableError as error:
-                seconds, shown = outages.failed(error), "in an unknown state"
-            else:
-                outages.succeeded()
-                if status.state.is_final or status.state is until:
-                    return status
-                changed, last = (status.state, status.reason) != last, (status.state, status.reason)
-                if changed and on_change is not None:
-                    on_change(status)
-                seconds, shown = backoff.next_seconds(changed=changed), str(status.state)
-            if deadline is not None:
-                seconds = min(seconds, max(0.0, deadline - time.monotonic()))
-                if seconds == 0.0:
-                    raise TimeoutError(
-                        f"{self.reference} is {shown} after {timeout_seconds:g} s; it continues"
-                    )
-            time.sleep(seconds)
+        for status in poll(
+            self.status,
+            self.poll_backoff(),
+            outages,
+            changing=_state_and_reason,
+            timeout_seconds=timeout_seconds,
+        ):
+            if status.state.is_final or status.state is until:
+                return status
+            if _state_and_reason(status) != last and on_change is not None:
+                on_change(status)
+            last = _state_and_reason(status)
+        shown = "in an unknown state" if last is None or outages.last_error() else str(last[0])
+        raise TimeoutError(
+            f"{self.reference} is {shown} after {timeout_seconds or 0:g} s; it continues"
+        )
 
     def stop(self) -> None:
         """Ask the run to stop, and return at once; `wait()` waits for the end."""
@@ -400,6 +394,10 @@ class Run:
 
 RunLike = str | Run | Status
 """A run: its handle, a status, or its name as text: an id, the beginning or end of one, a job's name, or `latest`."""
+
+
+def _state_and_reason(status: Status) -> tuple[State, str]:
+    return status.state, status.reason
 
 
 def _redacted(lines: Iterable[LogLine]) -> Iterator[LogLine]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.job.document import parse_document
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import choose_backend, facts_of
+from cloudtrain.support.backend_facts import choose_backend
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, Summary, printable
 from cloudtrain.sweeps import service
@@ -24,9 +24,6 @@ from cloudtrain.sweeps.space import Space
 from cloudtrain.sweeps.stored_sweep import StoredSweep, find_stored
 from cloudtrain.sweeps.trial import Trial, TrialState
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
-
-_POLL_SECONDS = 1.0
-_AWS_POLL_SECONDS = 30.0
 
 
 class Sweep:
@@ -62,15 +59,12 @@ class Sweep:
     @property
     def is_controlled(self) -> bool:
         """Whether a controller of the sweep runs on this machine, or its tuning job has not ended."""
-        if self._stored.sweep.is_tuning:
-            return self.status().state is SweepState.RUNNING
-        return self._stored.is_controlled
+        return self._look()[1]
 
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        calls_aws = self._stored.sweep.is_tuning and facts_of(self.backend).is_billed
-        return _AWS_POLL_SECONDS if calls_aws else _POLL_SECONDS
+        return self._stored.poll_seconds
 
     @property
     def log(self) -> Path:
@@ -148,15 +142,14 @@ class Sweep:
 
         Raises:
             TimeoutError: It has not ended in time. It continues.
+            CloudError: AWS refused, or could not be reached at first or for an hour.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self.is_controlled:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"{self.id} has not ended after {timeout_seconds:g} s; it continues"
-                )
-            time.sleep(self.poll_seconds / 4)
-        return self.status()
+        for status, is_controlled in self._poll(timeout_seconds):
+            if not is_controlled:
+                return status
+        raise TimeoutError(
+            f"{self.id} has not ended after {timeout_seconds or 0:g} s; it continues"
+        )
 
     def follow(self) -> None:
         """Show trials and budget until the sweep has ended: a table in a notebook, lines elsewhere.
@@ -165,7 +158,7 @@ class Sweep:
         """
         if is_notebook():
             table = LiveTable()
-            for status in self.statuses():
+            for status in self.statuses(write_line):
                 table.show(summarize_status(status))
         else:
             write_line(summarize_status(self.follow_trials(write_line)).to_text())
@@ -174,7 +167,7 @@ class Sweep:
         """Call `show` with one line for each change of a trial's state and each pause; return the status at the end."""
         shown: dict[int, TrialState] = {}
         reason = ""
-        for status in self.statuses():
+        for status in self.statuses(show):
             if status.state is SweepState.RUNNING and status.reason != reason:
                 reason = status.reason
                 show(printable(reason or "the sweep continues"))
@@ -184,12 +177,41 @@ class Sweep:
                     show(printable(describe_trial(trial)))
         return status
 
-    def statuses(self) -> Iterator[SweepStatus]:
-        """Yield the status at each poll; the last one is that after the sweep, or its controller, has ended."""
-        while self.is_controlled:
-            yield self.status()
-            time.sleep(self.poll_seconds)
-        yield self.status()
+    def statuses(self, on_trouble: Callable[[str], None] | None = None) -> Iterator[SweepStatus]:
+        """Yield the status at each poll; the last one is that after the sweep, or its controller, has ended.
+
+        Args:
+            on_trouble: Called with a message when AWS cannot be reached any more, and when it can again.
+
+        Raises:
+            CloudError: AWS refused, or could not be reached at first or for an hour.
+        """
+        for status, is_controlled in self._poll(on_trouble=on_trouble):
+            yield status
+            if not is_controlled:
+                return
+
+    def _poll(
+        self,
+        timeout_seconds: float | None = None,
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> Iterator[tuple[SweepStatus, bool]]:
+        seconds = self.poll_seconds
+        return poll(
+            self._look,
+            Backoff(seconds, seconds),
+            OutageTolerance(on_trouble, note="retrying; the sweep continues"),
+            timeout_seconds=timeout_seconds,
+        )
+
+    def _look(self) -> tuple[SweepStatus, bool]:
+        """Return the present status, and whether the sweep is controlled."""
+        if self._stored.sweep.is_tuning:
+            status = self.status()
+            return status, status.state is SweepState.RUNNING
+        # Before the status, which then has all that a controller has recorded at its end.
+        is_controlled = self._stored.is_controlled
+        return self.status(), is_controlled
 
     def stop(self) -> None:
         """Ask the sweep to stop, and its active runs. `wait()` waits for the end."""

@@ -16,6 +16,7 @@ from typing import IO, Any, Self
 from cloudtrain.client.home import all_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
 from cloudtrain.job.document import Document
+from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import make_home
@@ -26,6 +27,8 @@ from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 CONTROLLER_LOG = "controller.log"
+_POLL_SECONDS = 1.0
+_AWS_POLL_SECONDS = 30.0
 _LOCK_FILE = "lock"
 _PAUSE_FILE = "pause"
 _PAUSE_BYTES = 1024
@@ -159,6 +162,12 @@ class StoredSweep:
         """Whether a controller of this sweep runs on this machine."""
         with (self.folder / _LOCK_FILE).open("a+") as file:
             return not _try_lock(file)
+
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two looks at the sweep: more where each of them calls AWS."""
+        calls_aws = self.sweep.is_tuning and self.backend == SAGEMAKER
+        return _AWS_POLL_SECONDS if calls_aws else _POLL_SECONDS
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:

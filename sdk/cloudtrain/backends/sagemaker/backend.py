@@ -8,16 +8,16 @@ import heapq
 import os
 import secrets
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
-from cloudtrain.aws.retry import POLL_SECONDS, Backoff
+from cloudtrain.aws.retry import POLL_SECONDS, Backoff, poll
 from cloudtrain.backends.base import HostingAccount, make_storage_environ
 from cloudtrain.backends.sagemaker.batch_queue import BatchQueues
 from cloudtrain.backends.sagemaker.billing import read_billing
@@ -540,9 +540,7 @@ class SageMakerBackend:
         Raises:
             UserError: the job has no warm pool.
         """
-        backoff = self.poll_backoff()
-        for _ in range(_POOL_POLLS):
-            job = self._describe(run)
+        for job in islice(poll(lambda: self._describe(run), self.poll_backoff()), _POOL_POLLS):
             pool = read_pool(job, None, datetime.now(UTC))
             if (
                 pool is None
@@ -550,7 +548,6 @@ class SageMakerBackend:
                 or job["TrainingJobStatus"] not in FINAL_STATES
             ):
                 break
-            time.sleep(backoff.next_seconds())
         if pool is None or not pool.is_available:
             reference = f"{self.name}:{run}"
             raise UserError(

@@ -78,7 +78,7 @@ def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: boo
     with console.spinner("reading the logs"):
         size = write_report(handles, path)
     if watch:
-        size = watch_report(handles, path)
+        size = watch_report(handles, path, console.print_message)
     console.print_answer(
         lambda: {"path": str(path), "bytes": size},
         lambda: console.print_text(str(path)),

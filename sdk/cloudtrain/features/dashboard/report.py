@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
+from cloudtrain.dashboard.model_cards import make_card
+from cloudtrain.dashboard.page import MARK, report_page
+from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
 from cloudtrain.features.dashboard.model_cards import make_card
 from cloudtrain.features.dashboard.page import MARK, report_page
@@ -29,19 +33,32 @@ _LEAST_POINTS: Final = 50
 _ALL_LINES: Final = 3_000
 
 
-def watch_report(runs: Sequence[Run], path: Path) -> int:
+def watch_report(
+    runs: Sequence[Run], path: Path, on_trouble: Callable[[str], None] | None = None
+) -> int:
     """Write the report again every few seconds until all runs have ended; return its size.
 
+    Args:
+        runs: At least one run.
+        path: The file.
+        on_trouble: Called with a message when AWS cannot be reached any more, and when it can again.
+
     Raises:
-        CloudError, UserError: see `write_report`.
+        CloudError: AWS refused, or could not be reached at first or for an hour.
+        UserError: see `write_report`.
     """
-    pause = _BILLED_PAUSE_SECONDS if any(run.is_billed for run in runs) else _PAUSE_SECONDS
-    while True:
+
+    def write() -> tuple[bool, int]:
         is_over = all(run.status().state.is_final for run in runs)
-        size = write_report(runs, path)
-        if is_over:
-            return size
-        time.sleep(pause)
+        return is_over, write_report(runs, path)
+
+    pause = _BILLED_PAUSE_SECONDS if any(run.is_billed for run in runs) else _PAUSE_SECONDS
+    written = poll(
+        write,
+        Backoff(pause, pause),
+        OutageTolerance(on_trouble, note="retrying; the runs continue"),
+    )
+    return next(size for is_over, size in written if is_over)
 
 
 def write_report(runs: Sequence[Run], path: Path) -> int:

@@ -15,8 +15,7 @@ from cloudtrain.sweeps.trial import Trial, TrialState
 _LEAST_TRIALS = 4
 """Trials that have succeeded, below which an importance would be noise."""
 
-_POLL_SECONDS = 2.0
-_AWS_POLL_SECONDS = 30.0
+_LEAST_POLL_SECONDS = 2.0
 _MOST_SWEEPS = 50
 
 
@@ -38,7 +37,7 @@ def sweep_document(name: str) -> dict[str, Any]:
         **status.to_json(),
         "strategy": stored.sweep.spec.strategy,
         "is_final": status.state.is_final,
-        "poll_seconds": _AWS_POLL_SECONDS if stored.sweep.is_tuning else _POLL_SECONDS,
+        "poll_seconds": max(_LEAST_POLL_SECONDS, stored.poll_seconds),
         "axes": [_axis(each, status) for each in space.dimensions],
         "importance": importance_of(status, space),
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
+from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy, OutageTolerance, poll
 from cloudtrain.backends.base import HostingAccount
 from cloudtrain.backends.container.model_server import require_ray
 from cloudtrain.backends.sagemaker.endpoint_billing import (
@@ -55,6 +56,8 @@ _IN_SERVICE, _FAILED = "InService", ("Failed", "OutOfService", "UpdateRollbackFa
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack")
 _DELETING, _GONE = "Deleting", "deleted"
 _WAIT_SECONDS = 3600.0
+_ANSWERED = OutagePolicy(unanswered_limit_seconds=OUTAGE_SECONDS)
+"""AWS has answered before a wait begins."""
 _JSON: Final = "application/json"
 _PROBE = b'{"inputs": []}'
 """A request that a model of `cloudtrain` refuses by itself, so that its answer shows that it runs."""
@@ -258,13 +261,12 @@ def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: P
         ClientError, BotoCoreError
     ):  # an unknown cost must not prevent the deletion
         used = read_endpoint(client, found)
+    again = "repeat the command later"
     if (status := found["EndpointStatus"]) in _CHANGING:
         progress(
             f"the endpoint is {status}: waiting, because AWS cannot delete it before that ends"
         )
-        status, _ = _wait(
-            account, name, (_IN_SERVICE, _DELETING, *_FAILED), "repeat the command later"
-        )
+        status, _ = _wait(account, name, (_IN_SERVICE, _DELETING, *_FAILED), again, progress)
     if status not in (_DELETING, _GONE):
         client.delete_endpoint(EndpointName=name)
     if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
@@ -273,7 +275,7 @@ def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: P
             dataclasses.replace(used, deleted=time.time(), state=DELETED),
             os.environ,
         )
-    _wait(account, name, (), "repeat the command later")
+    _wait(account, name, (), again, progress)
 
 
 def _read_sample(path: Path | None) -> tuple[bytes, str]:
@@ -437,7 +439,7 @@ def _start(
                 create(**request)
     progress("waiting until the endpoint is in service")
     undo = _undeploy_command(account, requests.name)
-    status, reason = _wait(account, requests.name, (_IN_SERVICE, *_FAILED), undo)
+    status, reason = _wait(account, requests.name, (_IN_SERVICE, *_FAILED), undo, progress)
     if status != _IN_SERVICE:
         raise CloudError(f"the endpoint {requests.name} is {status}: {reason}", undo)
     if requests.scaling:
@@ -448,17 +450,21 @@ def _start(
     return _invoke(account, requests.name, *content)
 
 
-def _wait(account: HostingAccount, name: str, ends: Collection[str], hint: str) -> tuple[str, str]:
+def _wait(
+    account: HostingAccount, name: str, ends: Collection[str], hint: str, progress: Progress
+) -> tuple[str, str]:
     """Wait until an endpoint has one of these statuses, or does not exist; return its status and AWS's reason."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while True:
-        found = _find_endpoint(account, name) or {"EndpointStatus": _GONE}
+    status = "unknown"
+    for found in poll(
+        lambda: _find_endpoint(account, name) or {"EndpointStatus": _GONE},
+        Backoff(account.poll_seconds, account.poll_seconds),
+        OutageTolerance(progress, _ANSWERED, note="retrying"),
+        timeout_seconds=_WAIT_SECONDS,
+    ):
         status = str(found["EndpointStatus"])
         if status in (*ends, _GONE):
             return status, str(found.get("FailureReason", "unknown reason"))
-        if time.monotonic() > deadline:
-            raise CloudError(f"the endpoint {name} is still {status} after an hour", hint)
-        time.sleep(account.poll_seconds)
+    raise CloudError(f"the endpoint {name} is still {status} after an hour", hint)
 
 
 def _delete_scaling(account: HostingAccount, name: str) -> list[str]:
