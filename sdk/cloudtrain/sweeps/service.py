@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 
+from cloudtrain.backends.container.background import start_background
+from cloudtrain.backends.registry import backend_option
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
@@ -32,9 +31,6 @@ from cloudtrain.sweeps.stored_sweep import (
 )
 from cloudtrain.sweeps.study import Study, check_optuna
 from cloudtrain.sweeps.tuning_engine import TuningEngine
-
-_START_SECONDS = 60.0
-_POLL_SECONDS = 0.05
 
 
 def plan(
@@ -174,31 +170,15 @@ def start(
         return
     stored.stop_file.unlink(missing_ok=True)
     code_of(stored)
-    with stored.log.open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cloudtrain.sweeps", str(stored.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, **(environ or {}), HOME_VARIABLE: str(stored.home)},
-        )
-    deadline = time.monotonic() + _START_SECONDS
-    while not stored.is_controlled:
+    start_background(
+        f"the controller of {stored.id}",
+        ["cloudtrain.sweeps", str(stored.folder)],
+        stored.log,
         # A sweep that has nothing left to do ends before its lock is seen.
-        if process.poll() is not None:
-            if process.returncode != 0:
-                raise _failed_start(stored)
-            break
-        if time.monotonic() > deadline:
-            raise _failed_start(stored)
-        time.sleep(_POLL_SECONDS)
-    process.returncode = 0  # it outlives this process
-
-
-def _failed_start(stored: StoredSweep) -> CloudtrainError:
-    tail = stored.log.read_text(encoding="utf-8", errors="replace").strip()[-2000:]
-    return UserError(f"the controller of {stored.id} did not start:\n{tail}", f"see {stored.log}")
+        lambda code: code == 0 or stored.is_controlled,
+        error=UserError,
+        env={**os.environ, **(environ or {}), HOME_VARIABLE: str(stored.home)},
+    )
 
 
 def control(

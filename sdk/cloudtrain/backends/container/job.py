@@ -17,6 +17,7 @@ from typing import Any
 
 from cloudtrain.backends.container import mount_namespace, process_tree
 from cloudtrain.backends.container.artifacts import Stored, store_artifacts
+from cloudtrain.backends.container.background import start_logged
 from cloudtrain.backends.container.channel_copies import end_copies, original_of
 from cloudtrain.backends.container.event_tail import EventTail
 from cloudtrain.backends.container.filesystem import (
@@ -274,17 +275,13 @@ class _Job:
                 RENDEZVOUS_FILE_VARIABLE: str(rendezvous),
                 ADDRESSES_VARIABLE: addresses,
             }
-            with self.folder.log(host).open("ab") as log:
-                self.started[host] = subprocess.Popen(
-                    mount_namespace.wrap(str(self.folder.tree(host).root), self._command(host)),
-                    cwd=self.folder.tree(host).root,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=process_tree.end_with_parent,  # noqa: PLW1509 (one system call, in a process of one thread)
-                )
+            self.started[host] = start_logged(
+                mount_namespace.wrap(str(self.folder.tree(host).root), self._command(host)),
+                self.folder.log(host),
+                cwd=self.folder.tree(host).root,
+                env=environment,
+                preexec_fn=process_tree.end_with_parent,
+            )
 
     def _write_rendezvous_file(self) -> Path:
         """Write the file through which the hosts' agents agree; only this user may read and write it."""

@@ -8,7 +8,6 @@ import functools
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +21,7 @@ from cloudtrain.aws.s3_download import make_s3_client
 from cloudtrain.backends.base import OnlyRuns, make_storage_environ
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.artifacts import describe_unstored, link_model
+from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.job import store_again
 from cloudtrain.backends.container.log_lines import LineTail
@@ -271,29 +271,20 @@ class LocalBackend(OnlyRuns):
         Raises:
             CloudtrainError: The supervisor ended at once, or did not start in time.
         """
-        with (folder / SUPERVISOR_LOG).open("ab") as log:
-            supervisor = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cloudtrain.backends.container", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+        try:
+            start_background(
+                "the local backend",
+                ["cloudtrain.backends.container", str(folder)],
+                folder / SUPERVISOR_LOG,
+                lambda _: read_state(folder).supervisor is not None,
+                limit_seconds=_START_SECONDS,
                 cwd=folder,
                 env={**os.environ, REPORT_VARIABLE: str(int(self.load_settings().report))},
             )
-        deadline = time.monotonic() + _START_SECONDS
-        while read_state(folder).supervisor is None:
-            if supervisor.poll() is not None or time.monotonic() > deadline:
-                tail = (folder / SUPERVISOR_LOG).read_text(encoding="utf-8", errors="replace")[
-                    -2000:
-                ]
+        except CloudtrainError:
+            with contextlib.suppress(OSError):  # a full disk, which the error names
                 write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
-                raise CloudtrainError(
-                    f"the local backend did not start:\n{tail}", f"see {folder / SUPERVISOR_LOG}"
-                )
-            time.sleep(0.01)
-        # The supervisor outlives this process. With a return code, Popen does not warn that it is still running.
-        supervisor.returncode = 0
+            raise
 
     def billing(self, run: str) -> Billing:  # noqa: ARG002 (local runs cost nothing)
         """Return that nothing is billed."""

@@ -18,6 +18,7 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.aws.s3_download import DownloadError, download
 from cloudtrain.backends.container import JobFolder
+from cloudtrain.backends.container.background import start_logged
 from cloudtrain.backends.container.filesystem import MOUNTED, host_names
 from cloudtrain.backends.container.folder_sync import FolderSync
 from cloudtrain.backends.container.machine import is_disk_full
@@ -273,16 +274,13 @@ class JobRunner:
     def _start(self, root: Path) -> None:
         if self._shared.is_ending.is_set():
             raise RuntimeError("the sandbox is shutting down")
-        with (root / "attempt.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "cloudtrain.backends.sandbox.attempt", str(root)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=root,
-                env=self._environment(),
-            )
+        self._process = start_logged(
+            [sys.executable, "-P", "-m", "cloudtrain.backends.sandbox.attempt", str(root)],
+            root / "attempt.log",
+            stdin=subprocess.PIPE,
+            cwd=root,
+            env=self._environment(),
+        )
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of an attempt: this process's, with the sandbox's AWS variables only."""

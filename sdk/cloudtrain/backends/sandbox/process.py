@@ -7,8 +7,6 @@ import fcntl
 import importlib.util
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cloudtrain.aws.session import make_isolated_session
-from cloudtrain.backends.container.machine import is_disk_full
+from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.container.state_file import is_held
 from cloudtrain.errors import CloudtrainError, MissingExtraError, UserError
 from cloudtrain.settings.settings import Settings
@@ -34,7 +32,6 @@ STATE_FILE = "sandbox.json"
 LOG_FILE = "sandbox.log"
 _LOCK_FILE = "sandbox.lock"
 _LOCK_SECONDS = 1.0
-_START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
@@ -185,30 +182,16 @@ def start_sandbox(home: Path) -> Sandbox:
         return running
     require_packages()
     make_folder(home, 0o700)
-    with open(home / LOG_FILE, "ab", opener=_open_private) as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cloudtrain", "sandbox", "--home", str(home)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + _START_SECONDS
-    while (started := find_sandbox(home)) is None:
+    # The log is readable by its owner only, because it has access keys.
+    open(home / LOG_FILE, "ab", opener=_open_private).close()
+    return start_background(
+        "the sandbox",
+        ["cloudtrain", "sandbox", "--home", str(home)],
+        home / LOG_FILE,
+        lambda _: find_sandbox(home),
         # A sandbox that another command starts at the same moment is accepted, too.
-        has_ended = process.poll() is not None and not _is_held(home)
-        if has_ended or time.monotonic() > deadline:
-            if is_disk_full(home):
-                raise UserError(
-                    f"the sandbox did not start: the disk is full ({home})",
-                    "free disk space, or set CLOUDTRAIN_HOME",
-                )
-            tail = (home / LOG_FILE).read_text(encoding="utf-8", errors="replace").strip()[-2000:]
-            raise CloudtrainError(f"the sandbox did not start:\n{tail}", f"see {home / LOG_FILE}")
-        time.sleep(_POLL_SECONDS)
-    # Mark the process as reaped, because it outlives this command.
-    process.returncode = 0
-    return started
+        is_elsewhere=lambda: _is_held(home),
+    )
 
 
 def stop_sandbox(home: Path) -> bool:
