@@ -21,7 +21,7 @@ from cloudtrain.backends.container.machine import free_port, host_addresses
 from cloudtrain.bundle.contents import WORKER_SOURCE
 from cloudtrain_runtime.contract import WORKER_SCRIPT, MlTree, RunConfig, parse_event
 from cloudtrain_runtime.launcher import stacks
-from cloudtrain_runtime.launcher.hang import StallTimer, format_duration
+from cloudtrain_runtime.launcher.hang import StallTimer
 from cloudtrain_runtime.launcher.stacks import Frame, RankStack
 from cloudtrain_runtime.process import heartbeat
 
@@ -505,14 +505,6 @@ def test_a_frozen_host_is_no_hang() -> None:
     assert idle <= 0.01, "the launcher itself did not run for 0.3 s, so this time must not count"
     ((_, idle),) = timer.update([replace(beat, last_nanoseconds=2000)])
     assert idle == 0.0
-
-
-def test_durations_are_formatted_in_seconds_or_minutes() -> None:
-    assert [format_duration(seconds) for seconds in (2.4, 119.0, 720.0)] == [
-        "2 s",
-        "119 s",
-        "12 min",
-    ]
 
 
 LEAVES = """

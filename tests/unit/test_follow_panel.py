@@ -83,7 +83,7 @@ RUNNING      Starting 5s -> Pending 2m10s -> Downloading 40s -> Training 20m25s
 progress     ━━━━━━━━━─────  61%  610/1,000 steps, 12m55s left (until 08:16 UTC)
 metrics      train/loss 2.314  812 samples/s
 checkpoint   step 600, 25s ago, 0.35 USD at risk
-spent        17.82 USD, 2 x ml.p4d.24xlarge, 50.50 USD/h
+spent        17.82 USD, 2 x ml.p4d.24xlarge, 50.50 USD per hour
 """,
     ),
     ("training", 40): (
@@ -103,8 +103,8 @@ metrics      train/loss 2.314  812
 checkpoint   step 600, 25s ago, 0.35 USD
              at risk
 spent        17.82 USD, 2 x
-             ml.p4d.24xlarge, 50.50
-             USD/h
+             ml.p4d.24xlarge, 50.50 USD
+             per hour
 """,
     ),
     ("interrupted", 80): (
@@ -119,7 +119,8 @@ for          2 x ml.p4d.24xlarge, gives up in 9h35m (cluster.spot.max_wait)
 progress     ━━━━━━━━━━━━━━━━━━━━━━━━────────────────  61%  610/1,000 steps
 metrics      train/loss 2.314  812 samples/s
 checkpoint   step 600, 2m5s ago
-spent        at most 17.75 USD, 2 x ml.p4d.24xlarge spot, 50.50 USD/h on demand
+spent        at most 17.75 USD, 2 x ml.p4d.24xlarge spot, 50.50 USD per hour on
+             demand
 """,
     ),
     ("interrupted", 40): (
@@ -144,7 +145,7 @@ metrics      train/loss 2.314  812
 checkpoint   step 600, 2m5s ago
 spent        at most 17.75 USD, 2 x
              ml.p4d.24xlarge spot, 50.50
-             USD/h on demand
+             USD per hour on demand
 """,
     ),
     ("resumed", 80): (
@@ -157,7 +158,7 @@ RUNNING      Training 23m20s -> Restarting -> Starting 5m -> Downloading 40s ->
 progress     ━━━━━━━━━━━──────  66%  660/1,000 steps, 11m left (until 08:23 UTC)
 metrics      train/loss 2.314  812 samples/s
 checkpoint   step 600, 8m45s ago, 2.81 USD at risk
-spent        17.82 USD, 2 x ml.p4d.24xlarge, 50.50 USD/h
+spent        17.82 USD, 2 x ml.p4d.24xlarge, 50.50 USD per hour
 """,
     ),
     ("resumed", 40): (
@@ -177,8 +178,8 @@ metrics      train/loss 2.314  812
 checkpoint   step 600, 8m45s ago, 2.81
              USD at risk
 spent        17.82 USD, 2 x
-             ml.p4d.24xlarge, 50.50
-             USD/h
+             ml.p4d.24xlarge, 50.50 USD
+             per hour
 """,
     ),
     ("stopped", 80): (
@@ -274,7 +275,7 @@ def test_times_and_cost_advance_between_polls() -> None:
     assert "12m45s left" in after[2]
     assert after[4:] == [
         "checkpoint   step 600, 35s ago, 0.49 USD at risk",
-        "spent        17.96 USD, 2 x ml.p4d.24xlarge, 50.50 USD/h",
+        "spent        17.96 USD, 2 x ml.p4d.24xlarge, 50.50 USD per hour",
     ]
 
 
@@ -381,7 +382,7 @@ def test_status_shows_the_same_values() -> None:
     assert rows["progress"] == "610/1,000 steps, 12m55s left (until 08:16 UTC)"
     assert rows["checkpoint"] == "step 600, 25s ago, 0.35 USD at risk"
     assert rows[""] == "s3://bucket/step-00000600"
-    assert rows["spent"] == "17.75 USD, 2 x ml.p4d.24xlarge, 50.50 USD/h"
+    assert rows["spent"] == "17.75 USD, 2 x ml.p4d.24xlarge, 50.50 USD per hour"
     assert rows["state"] == "RUNNING"
     waiting = dict(status_rows(PENDING, at(1400).timestamp()))
     assert waiting["state"] == "QUEUED: Training job waiting for capacity"

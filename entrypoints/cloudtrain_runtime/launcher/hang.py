@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from cloudtrain_runtime.contract import FAILURE_CHARACTERS, MlTree
+from cloudtrain_runtime.contract.durations import format_duration
 from cloudtrain_runtime.contract.early_ends import describe_early_end
 from cloudtrain_runtime.launcher.stacks import RankStack, find_outliers, main_stack
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -52,7 +53,6 @@ _LAST_SECONDS = 5.0
 
 _PIPE = "nccl-pipe-"
 _TRACE = "nccl-trace-"
-_MINUTE = 60
 _EXIT_CODE = 1
 
 
@@ -300,11 +300,6 @@ class StallTimer:
             self._seen[each.local_rank] = (each.pid, each.last_nanoseconds, idle)
             found.append((each, idle))
         return found
-
-
-def format_duration(seconds: float) -> str:
-    """Return `12 min`, or `40 s` below two minutes."""
-    return f"{seconds:.0f} s" if seconds < 2 * _MINUTE else f"{seconds / _MINUTE:.0f} min"
 
 
 def _is_stalled(heartbeat: Heartbeat, idle_seconds: float, limit_seconds: float) -> bool:

@@ -9,6 +9,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import command_name, print_columns, print_message, print_text
+from cloudtrain.support.units import format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
@@ -129,8 +130,8 @@ def _print_billed(costs: Costs) -> None:
         return
     estimated = ", which AWS may still change" if billed.is_estimated else ""
     print_text(
-        f"\nCost Explorer, {billed.since} to {billed.until} (exclusive): {billed.training_usd:,.2f} USD for training "
-        f"instances, {billed.sagemaker_usd:,.2f} USD for SageMaker{estimated}"
+        f"\nCost Explorer, {billed.since} to {billed.until} (exclusive): {format_usd(billed.training_usd)} for training "
+        f"instances, {format_usd(billed.sagemaker_usd)} for SageMaker{estimated}"
     )
     usages = list(billed.by_usage.items())
     print_columns(

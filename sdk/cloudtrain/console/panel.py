@@ -97,7 +97,7 @@ class Panel:
         if self.startup:
             yield "now", self.startup
         if self.cloud_error:
-            age = format_duration(max(0.0, now - self.status_time))
+            age = format_duration(now - self.status_time)
             yield "cloud", f"no answer for {age}: {self.cloud_error}"
         yield from alarm_rows(status, now)
         yield from warning_rows(status)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_columns, print_message, progress_bar
 from cloudtrain.support.notebook.summary import count
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
@@ -284,10 +284,12 @@ def _cost(plan: Plan) -> str:
         (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
     )
     dated = f"prices of {cost.price_as_of}, {age} days old"
-    warm = f", {cost.warm_pool_usd:,.2f} USD of it for the warm pool" if cost.warm_pool_usd else ""
-    ceiling = f", ceiling {cost.ceiling_usd:,.2f} USD" if cost.ceiling_usd is not None else ""
-    estimate = f"estimate {cost.max_usd:,.2f} USD at its time limit{warm}{ceiling}"
-    return f"{cost.usd_per_hour:,.2f} USD per hour{on_demand}, {estimate} ({dated})"
+    warm = (
+        f", {format_usd(cost.warm_pool_usd)} of it for the warm pool" if cost.warm_pool_usd else ""
+    )
+    ceiling = f", ceiling {format_usd(cost.ceiling_usd)}" if cost.ceiling_usd is not None else ""
+    estimate = f"estimate {format_usd(cost.max_usd)} at its time limit{warm}{ceiling}"
+    return f"{format_usd(cost.usd_per_hour)} per hour{on_demand}, {estimate} ({dated})"
 
 
 def print_files(contents: Contents, *, show_all: bool) -> None:

@@ -21,7 +21,6 @@ from cloudtrain.console.status_fields import (
     as_one_line,
     checkpoint_row,
     describe_phases,
-    describe_steps,
     describe_surroundings,
     device_row,
     host_rows,
@@ -39,6 +38,7 @@ from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_fresh_start, describe_lost_files
+from cloudtrain.runs.status_text import describe_progress, describe_state, shown_reason
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
@@ -76,13 +76,8 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
     """Return a run's status as names and values. `now` is in seconds since the epoch."""
     moment = time.time() if now is None else now
     progress = status.progress
-    is_ordinary = status.state is State.RUNNING and progress.last_step is not None
-    reason = [] if is_ordinary else status.reason.strip().splitlines()
-    rows = [
-        ("run", status.reference),
-        ("state", str(status.state) + (f": {reason[0]}" if reason else "")),
-    ]
-    if len(reason) > 1:
+    rows = [("run", status.reference), ("state", describe_state(status))]
+    if shown_reason(status) and len(status.reason.strip().splitlines()) > 1:
         rows.append(("", f"the traceback is in: {command_name()} logs {status.reference}"))
     rows += [(name, coloured(text, "1;31")) for name, text in alarm_rows(status, moment)]
     rows += warning_rows(status)
@@ -442,15 +437,13 @@ def _duration(status: Status, now: datetime) -> str:
     return (
         ""
         if started is None or ended is None
-        else format_duration(max(0.0, (ended - started).total_seconds()))
+        else format_duration((ended - started).total_seconds())
     )
 
 
 def _summary(status: Status) -> str:
     """Return the run's progress and the time left, or the reason of its state."""
-    if status.reason and (status.is_ending or status.progress.last_step is None):
-        return status.reason.strip().split("\n")[0]
-    return "  ".join(filter(None, (describe_steps(status), status.describe_rest())))
+    return shown_reason(status) or describe_progress(status, time.time())
 
 
 HOST_COLOURS = (

@@ -15,7 +15,14 @@ from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
 from cloudtrain.runs.shown_metrics import shown_metrics
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.runs.status_text import (
+    YEAR_SECONDS,
+    describe_checkpoint,
+    describe_cost,
+    describe_progress,
+    shown_reason,
+)
+from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 
 if TYPE_CHECKING:
@@ -28,41 +35,35 @@ _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
-_YEAR_SECONDS = 365 * _DAY_SECONDS
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
     """Yield the state with the phases so far, its reason, and what the run waits for."""
     yield str(status.state), describe_phases(status, now)
-    reason = status.reason.strip().split("\n")[0]
+    reason = shown_reason(status)
     if status.waiting is not None:
         yield "waiting", reason
         until, types = status.waiting.until, " or ".join(status.waiting.types)
         end = (
-            f", gives up in {_duration(until.timestamp() - now)} ({status.waiting.limit})"
+            f", gives up in {format_duration(until.timestamp() - now)} ({status.waiting.limit})"
             if until
             else ""
         )
         yield "for", f"{status.waiting.instances} x {types}{end}"
-    elif reason and status.is_ending and status.exit_code != EXIT_DONE:
-        yield "reason", reason
-    elif reason and status.progress.last_step is None:
-        yield "now", reason
+    elif reason and status.exit_code != EXIT_DONE:
+        yield "reason" if status.is_ending else "now", reason
 
 
 def progress_row(status: Status, now: float) -> Row | None:
     """Return the completed steps and the time left, or None while they are unknown."""
-    done = describe_steps(status)
+    done, left = describe_progress(status, now), status.seconds_left(now)
     if not done:
         return None
-    left = status.seconds_left(now)
-    if not left:
-        return "progress", ", ".join(filter(None, (done, status.describe_rest(now))))
-    if left > _YEAR_SECONDS:
-        return "progress", f"{done}, more than a year left"
+    if not left or left > YEAR_SECONDS:
+        return "progress", done
     moment = datetime.fromtimestamp(now + left, tz=UTC)
     until = f"{moment:%H:%M}" if left < _DAY_SECONDS else f"{moment:%Y-%m-%d %H:%M}"
-    return "progress", f"{done}, {format_duration(left)} left (until {until} UTC)"
+    return "progress", f"{done} (until {until} UTC)"
 
 
 def limit_row(status: Status, now: float) -> Row | None:
@@ -73,10 +74,10 @@ def limit_row(status: Status, now: float) -> Row | None:
     if left is not None and left > until:
         return (
             "limit",
-            f"time limit in {_duration(until)}, {format_duration(left - until)} before training completes",
+            f"time limit in {format_duration(until)}, {format_duration(left - until)} before training completes",
         )
     return (
-        ("limit", f"time limit in {_duration(until)}")
+        ("limit", f"time limit in {format_duration(until)}")
         if left is None and until < _SOON_SECONDS
         else None
     )
@@ -112,7 +113,7 @@ def device_row(status: Status) -> Row | None:
     )
     parts = [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
     parts += [] if mfu is None else [f"MFU {mfu:.1%}"]
-    parts += [] if memory is None else [f"{memory / 1e9:.1f} GB of memory per rank at most"]
+    parts += [] if memory is None else [f"{format_size(memory)} of memory per rank at most"]
     return ("device", ", ".join(parts)) if parts else None
 
 
@@ -163,16 +164,11 @@ def warning_rows(status: Status) -> list[Row]:
 
 def checkpoint_row(status: Status, now: float) -> Row | None:
     """Return the last complete checkpoint, its age and the cost of the work since then, or None."""
-    checkpoint, age, risk = (
-        status.progress.checkpoint,
-        status.checkpoint_age(now),
-        status.usd_at_risk(now),
-    )
-    at_risk = f", {risk:,.2f} USD at risk" if risk else ""
-    if checkpoint is None or age is None:
-        return ("checkpoint", f"none yet{at_risk}") if at_risk else None
-    when = "before the end" if status.ended is not None else "ago"
-    return "checkpoint", f"step {checkpoint.step:,}, {format_duration(age)} {when}{at_risk}"
+    checkpoint, risk = describe_checkpoint(status, now), status.usd_at_risk(now)
+    at_risk = f", {format_usd(risk)} at risk" if risk else ""
+    if not checkpoint and not at_risk:
+        return None
+    return "checkpoint", f"{checkpoint or 'none yet'}{at_risk}"
 
 
 def alarm_rows(status: Status, now: float) -> list[Row]:
@@ -183,21 +179,23 @@ def alarm_rows(status: Status, now: float) -> list[Row]:
 def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     """Return the cost of the run so far, with that since `status_time`, and of what; None where it costs nothing."""
     cost = status.cost_by(now, read_at=status_time)
-    if not status.uses_account or (cost is None and status.instance_type is None):
+    text, is_live = describe_cost(status, cost), not status.state.is_final
+    if not text:
         return None
-    if cost is None:
-        return "spent", f"{status.instances or 1} x {status.instance_type}, price unknown"
-    is_live = not status.state.is_final
-    parts = [f"{'at most ' if status.is_spot and is_live else ''}{cost:,.2f} USD"]
+    parts = [text]
     if status.instance_type:
         parts.append(
             f"{status.instances or 1} x {status.instance_type}"
             + (" spot" if status.is_spot else "")
         )
+    if cost is None:
+        return "spent", ", ".join(reversed(parts))
     if not is_live:
         parts.append(f"{format_duration(status.billable_seconds)} billed")
     elif status.usd_per_hour is not None:
-        parts.append(f"{status.usd_per_hour:,.2f} USD/h" + (" on demand" if status.is_spot else ""))
+        parts.append(
+            f"{format_usd(status.usd_per_hour)} per hour" + (" on demand" if status.is_spot else "")
+        )
     return "spent", ", ".join(parts)
 
 
@@ -209,11 +207,11 @@ def pool_rows(status: Status) -> list[Row]:
     if pool is None:
         return []
     kept = format_duration(pool.kept_seconds)
-    paid = f"{kept}, {pool.usd:,.2f} USD" if pool.usd is not None else kept
+    paid = f"{kept}, {format_usd(pool.usd)}" if pool.usd is not None else kept
     if pool.is_available:
         until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
         price = (
-            f" at {status.usd_per_hour:,.2f} USD per hour"
+            f" at {format_usd(status.usd_per_hour)} per hour"
             if status.usd_per_hour is not None
             else ""
         )
@@ -249,25 +247,15 @@ def describe_phases(status: Status, now: float) -> str:
         if status.started is None:
             return ""
         ended = now if status.ended is None else status.ended.timestamp()
-        return f"for {_duration(ended - status.started.timestamp())}"
+        return f"for {format_duration(ended - status.started.timestamp())}"
     spans = _merged(status.phases, now)
     first, shown = spans[:-_PHASES], spans[-_PHASES:]
-    words = [f"{_duration(sum(seconds for _, seconds in first))} before"] if first else []
+    words = [f"{format_duration(sum(seconds for _, seconds in first))} before"] if first else []
     words += [
-        f"{name} {_duration(seconds)}" if _is_visible(seconds) else name for name, seconds in shown
+        f"{name} {format_duration(seconds)}" if _is_visible(seconds) else name
+        for name, seconds in shown
     ]
     return " -> ".join(words)
-
-
-def describe_steps(status: Status) -> str:
-    """Return the completed steps: `610/1000 steps`, or an empty string while they are unknown."""
-    progress = status.progress
-    if progress.last_step is None:
-        return ""
-    if progress.total_steps:
-        return f"{progress.last_step:,}/{progress.total_steps:,} steps"
-    epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
-    return f"step {progress.last_step:,}{epochs}"
 
 
 def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
@@ -288,8 +276,3 @@ def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
 
 def _is_visible(seconds: float) -> bool:
     return round(seconds) > 0
-
-
-def _duration(seconds: float) -> str:
-    """Return a duration; a negative one, from clocks that differ, is zero."""
-    return format_duration(max(0.0, seconds))

@@ -11,6 +11,7 @@ from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.support.backend_facts import backend_option
 from cloudtrain.support.notebook.summary import printable
+from cloudtrain.support.units import format_usd
 from cloudtrain.sweeps.results import SweepState, ranking_rows, status_rows
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def print_trial(sweep: str, trial: Trial) -> None:
     ]
     runs = [run for run in (*trial.earlier, trial.run) if run]
     rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
-    rows += [("cost", f"{trial.settled_usd:,.2f} USD")] if trial.settled_usd else []
+    rows += [("cost", f"{format_usd(trial.settled_usd)}")] if trial.settled_usd else []
     print_columns([(name, printable(value)) for name, value in rows])
     if runs:
         print_message(f"next: {command_name()} status {runs[-1]}, {command_name()} logs {runs[-1]}")
@@ -157,4 +158,4 @@ def _ceiling(plan: SweepPlan) -> str:
     if plan.ceiling_usd is None:
         return "none: give limits.cost"
     is_budget = plan.ceiling_usd == plan.budget_usd
-    return f"{plan.ceiling_usd:,.2f} USD{', the budget' if is_budget else ''}"
+    return f"{format_usd(plan.ceiling_usd)}{', the budget' if is_budget else ''}"

@@ -19,7 +19,7 @@ from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_usd
 
 STOP_SECONDS = 120
 """Longest time from a stop request to the end of the containers. Source: AWS's StopTrainingJob reference."""
@@ -200,7 +200,7 @@ def _check_affordable(
     spec: JobSpec, affordable: int, hourly: float, over: OverLimit
 ) -> Iterator[Diagnostic]:
     """Reject a ceiling that pays for less than a minute, or for less than the time limits in the job."""
-    pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {hourly:.2f} USD per hour"
+    pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {format_usd(hourly)} per hour"
     warm = (
         f" and {format_duration(spec.cluster.keep_alive)} of keep_alive"
         if spec.cluster.keep_alive

@@ -18,7 +18,7 @@ from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin, Settings
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -326,5 +326,5 @@ def _summary_rows(plan: Plan) -> Iterator[Row]:
 def _describe_cost(cost: CostPlan) -> str:
     if cost.usd_per_hour is None or cost.max_usd is None:
         return "unknown price"
-    hourly = f"{cost.usd_per_hour:,.2f} USD per hour"
-    return f"{hourly}, estimate {cost.max_usd:,.2f} USD at the time limit"
+    hourly = f"{format_usd(cost.usd_per_hour)} per hour"
+    return f"{hourly}, estimate {format_usd(cost.max_usd)} at the time limit"

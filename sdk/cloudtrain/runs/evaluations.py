@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
+from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain_runtime.contract.events import CLASSES
 from cloudtrain_runtime.contract.json_checks import (
     ObjectSchema,
@@ -80,11 +81,10 @@ class Measurement:
     high: float | None = None
 
     def __str__(self) -> str:
-        shown = "not finite" if self.value is None else f"{self.value:.4g}"
-        bounds = (
-            "" if self.low is None or self.high is None else f" ({self.low:.4g} to {self.high:.4g})"
-        )
-        return shown + bounds
+        shown = describe_metric(self.value)
+        if self.low is None or self.high is None:
+            return shown
+        return f"{shown} ({describe_metric(self.low)} to {describe_metric(self.high)})"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from cloudtrain.aws.retry import OutageTolerance, poll
 from cloudtrain.errors import EXIT_RUN_FAILED
 from cloudtrain.runs.shown_metrics import shown_metrics
-from cloudtrain.runs.summary import describe_progress, summarize_status
+from cloudtrain.runs.status_text import describe_progress, shown_reason
+from cloudtrain.runs.summary import summarize_status
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, printable
 
@@ -111,8 +112,8 @@ class _LineView:
                 describe_progress(status, time.time()),
                 ", ".join(shown_metrics(status.progress.metrics)),
             ]
-        elif status.reason:
-            parts.append(status.reason.strip().partition("\n")[0])
+        else:
+            parts.append(shown_reason(status))
         write_line(printable("  ".join(filter(None, parts))))
 
     def note(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.status import Status
+from cloudtrain.runs.status_text import describe_cost
 from cloudtrain.support.notebook.summary import Row, Summary, count
 
 MOST_ROWS = 100
@@ -22,6 +23,6 @@ class RunList(list[Status]):
 
 def _row(status: Status) -> Row:
     submitted = "" if status.created is None else f"submitted {status.created:%Y-%m-%d %H:%M %Z}"
-    cost = f"{status.cost_usd:,.2f} USD" if status.cost_usd else ""
+    cost = describe_cost(status, status.cost_usd)
     parts = (str(status.state), submitted, ", ".join(shown_metrics(status.progress.metrics)), cost)
     return status.reference, ", ".join(filter(None, parts))

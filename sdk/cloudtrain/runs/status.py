@@ -14,6 +14,7 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
+from cloudtrain.runs.status_text import YEAR_SECONDS
 from cloudtrain.runs.summary import summarize_status
 from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.backend_facts import facts_of
@@ -334,8 +335,10 @@ class Status:
         moment = time.time() if now is None else now
         done = self.progress.finished_at
         if done is not None and not self.state.is_final:
-            return f"leaving for {format_duration(max(0.0, moment - done))}"
+            return f"leaving for {format_duration(moment - done)}"
         left = self.seconds_left(moment)
+        if left is not None and left > YEAR_SECONDS:
+            return "more than a year left"
         return f"{format_duration(left)} left" if left else ""
 
     def seconds_left(self, now: float | None = None) -> float | None:

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.runs.shown_metrics import shown_metrics
+from cloudtrain.runs.status_text import (
+    describe_checkpoint,
+    describe_cost,
+    describe_progress,
+    describe_state,
+)
 from cloudtrain.support.notebook.summary import Row, Summary
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
@@ -36,50 +42,36 @@ def summarize_costs(costs: Costs) -> Summary:
     """Return a summary of costs: the total, and each group."""
     total = costs.total
     rows: list[Row] = [
-        ("total", f"{total.cost_usd:,.2f} USD for {total.instance_hours:,.1f} instance hours")
+        ("total", f"{format_usd(total.cost_usd)} for {total.instance_hours:,.1f} instance hours")
     ]
     rows += [("without a price", str(each)) for each in costs.unknown_prices]
-    rows.append(("saved by spot", f"{total.saved_usd:,.2f} USD"))
-    rows.append(("lost", f"{total.interrupted_usd + total.failed_usd:,.2f} USD"))
+    rows.append(("saved by spot", f"{format_usd(total.saved_usd)}"))
+    rows.append(("lost", f"{format_usd(total.interrupted_usd + total.failed_usd)}"))
     rows += [
-        (group.name or "(none)", f"{group.cost_usd:,.2f} USD, {group.runs} runs")
+        (group.name or "(none)", f"{format_usd(group.cost_usd)}, {group.runs} runs")
         for group in costs.groups
     ]
     return Summary(f"Costs of {total.runs} runs by {costs.by}", rows)
 
 
 def _status_rows(status: Status, now: float) -> Iterator[Row]:
-    progress = status.progress
-    reason = status.reason.strip().partition("\n")[0]
-    is_ordinary = progress.last_step is not None and not status.is_ending
-    yield "state", str(status.state) + (f": {reason}" if reason and not is_ordinary else "")
+    yield "state", describe_state(status)
     for text in status.alarms(now):
         yield "alarm", text
-    if progress.last_step is not None:
-        yield "progress", describe_progress(status, now)
+    if progress := describe_progress(status, now):
+        yield "progress", progress
     if metrics := ", ".join(shown_metrics(status.progress.metrics)):
         yield "metrics", metrics
-    age = status.checkpoint_age(now)
-    if progress.checkpoint is not None and age is not None:
-        when = "before the end" if status.ended is not None else "ago"
-        yield "checkpoint", f"step {progress.checkpoint.step:,}, {format_duration(age)} {when}"
+    if checkpoint := describe_checkpoint(status, now):
+        yield "checkpoint", checkpoint
     if status.started is not None:
         ended = now if status.ended is None else status.ended.timestamp()
-        took = format_duration(max(0.0, ended - status.started.timestamp()))
+        took = format_duration(ended - status.started.timestamp())
         yield (
             "started",
             f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}{' so far' if status.ended is None else ''}",
         )
-    if status.cost_usd:
-        at_most = "at most " if status.is_spot and not status.state.is_final else ""
-        yield "cost", f"{at_most}{status.cost_usd:,.2f} USD"
+    if cost := describe_cost(status, status.cost_usd):
+        yield "cost", cost
     for text in (*status.warnings(), *status.host_warnings()):
         yield "warning", text
-
-
-def describe_progress(status: Status, now: float) -> str:
-    """Return the completed steps and the time left: `610/1,000 steps, 12m left`."""
-    progress = status.progress
-    total = f"/{progress.total_steps:,}" if progress.total_steps else ""
-    steps = f"{progress.last_step or 0:,}{total} steps"
-    return ", ".join(filter(None, (steps, status.describe_rest(now))))

@@ -7,6 +7,11 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 
+from cloudtrain_runtime.contract import durations
+
+format_duration = durations.format_duration
+"""See `cloudtrain_runtime.contract.durations`."""
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES = {
     "B": 1,
@@ -240,17 +245,9 @@ def _shown(value: object, unit: str) -> str:
     return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
 
 
-def format_duration(seconds: float) -> str:
-    """Return seconds as people write them: `90s`, `1h30m`, `2d`."""
-    left = round(seconds)
-    if left < 60:  # noqa: PLR2004 (seconds in a minute)
-        return f"{left}s"
-    parts = []
-    for unit in ("d", "h", "m", "s"):
-        count, left = divmod(left, _SECONDS[unit])
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts[:2])
+def format_usd(usd: float) -> str:
+    """Return US dollars as people write them: `1,234.50 USD`."""
+    return f"{usd:,.2f} USD"
 
 
 def format_size(count: float) -> str:

@@ -35,7 +35,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id, submitted_at
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
 from cloudtrain.sweeps.machine_shares import (
     MachineShare,
@@ -313,15 +313,15 @@ class Controller:
         if not self.budget.can_ever_allow(self._stored.lowest_usd):
             self._ending = self._describe_used_budget()
             return
-        message = f"it reserves {reservation:.2f} USD, more than is left of the budget"
+        message = f"it reserves {format_usd(reservation)}, more than is left of the budget"
         self._save(trial.but(state=TrialState.REFUSED, reason=message, ended=time.time()))
 
     def _describe_used_budget(self) -> str:
         budget, count = self.budget, len(self._trials)
         if budget.is_overrun:
-            return f"a run cost {budget.overrun_usd:.2f} USD more than its reservation, so no other trial may start"
+            return f"a run cost {format_usd(budget.overrun_usd)} more than its reservation, so no other trial may start"
         left = (budget.limit_usd or 0.0) - budget.spent_usd
-        return f"budget used after {count} trials: {left:.2f} USD are left, a trial reserves {self._stored.lowest_usd:.2f}"
+        return f"budget used after {count} trials: {format_usd(left)} are left, a trial reserves {self._stored.lowest_usd:.2f}"
 
     # Runs
 

@@ -18,6 +18,7 @@ from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.units import format_usd
 from cloudtrain.sweeps.halving import rung_lengths
 from cloudtrain.sweeps.loader import LoadedSweep
 from cloudtrain.sweeps.space import Choice, Dimension, Space
@@ -313,16 +314,16 @@ def _check_budget(
         message = "no price is known for an instance type of the trials, so no budget can hold"
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
     if reservations[0] > cost:
-        message = f"a trial reserves {reservations[0]:.2f} USD, so none fits into {cost:g} USD"
+        message = f"a trial reserves {format_usd(reservations[0])}, so none fits into {cost:g} USD"
         hint = f"raise it to {math.ceil(reservations[0])} USD, or lower limits.runtime of the job"
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
     most = trials * reservations[1]
     if sweep.is_tuning and most > cost:
         message = (
-            f"{trials} trials reserve up to {reservations[1]:.2f} USD each, {most:.2f} USD together, "
+            f"{trials} trials reserve up to {format_usd(reservations[1])} each, {format_usd(most)} together, "
             f"and a tuning job starts all of them"
         )
-        hint = f"use trials: {int(cost // reservations[1])}, raise it to {most:.2f} USD, or use engine: optuna"
+        hint = f"use trials: {int(cost // reservations[1])}, raise it to {format_usd(most)}, or use engine: optuna"
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
+from cloudtrain.support.units import format_usd
 from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain.sweeps.trial import Budget, Trial, TrialState
 
@@ -192,9 +193,9 @@ def describe_budget(status: SweepStatus) -> str:
     budget = status.budget
     if not facts_of(status.backend).uses_account:
         return "local trials cost nothing"
-    limit = "no limit" if budget.limit_usd is None else f"of {budget.limit_usd:,.2f} USD"
-    reserved = f", {budget.reserved_usd:,.2f} USD reserved" if budget.reserved_usd else ""
-    return f"{budget.spent_usd:,.2f} USD spent{reserved}, {limit}"
+    limit = "no limit" if budget.limit_usd is None else f"of {format_usd(budget.limit_usd)}"
+    reserved = f", {format_usd(budget.reserved_usd)} reserved" if budget.reserved_usd else ""
+    return f"{format_usd(budget.spent_usd)} spent{reserved}, {limit}"
 
 
 def ranking_rows(status: SweepStatus) -> list[tuple[str, ...]]:

@@ -15,9 +15,10 @@ from cloudtrain.runs.evaluations import Evaluation, Measurement, evaluated_by
 from cloudtrain.runs.history import EVENT_LINES, SPEED_METRICS, MetricHistory
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run, RunLike
+from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -288,7 +289,7 @@ class _Facts:
             (
                 name,
                 *(
-                    "" if part is None else f"{part:.5g}"
+                    "" if part is None else describe_metric(part)
                     for part in (each.value, each.low, each.high)
                 ),
             )
@@ -328,8 +329,8 @@ class _Facts:
             text = "Trained on a machine of the user's own, which AWS does not bill."
         else:
             cost = billing.cost_usd
-            usd = "an unknown price" if cost is None else f"{cost:,.2f} USD"
-            spot = f", spot, which saved {billing.saved_usd:,.2f} USD" if billing.is_spot else ""
+            usd = "an unknown price" if cost is None else format_usd(cost)
+            spot = f", spot, which saved {format_usd(billing.saved_usd)}" if billing.is_spot else ""
             simulated = "The sandbox simulated this: " if self.status.is_simulated else ""
             duration = format_duration(billing.billable_seconds)
             text = f"{simulated}{usd} for {billing.instances} x {billing.instance_type}, {duration} billed each{spot}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.status_text import status_texts
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -216,6 +218,7 @@ def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         "cost_usd": status.cost_usd,
         "instance_type": status.instance_type,
         "tags": {} if plan is None else tags_of(plan),
+        "texts": status_texts(status, time.time()),
     }
 
 

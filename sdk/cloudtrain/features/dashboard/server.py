@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,7 @@ from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_pag
 from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
 from cloudtrain.features.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.runs.comparison import Comparison
+from cloudtrain.runs.status_text import status_texts
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -235,6 +237,7 @@ class Dashboard:
         return {
             "reference": reference,
             "status": followed.status.to_json(),
+            "texts": status_texts(followed.status, time.time()),
             "events": events,
             "analysis": record.analysis,
             "append": appended,

@@ -12,7 +12,7 @@ from cloudtrain.features.rehearsal.runs import Ended, RunDriver
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.checks import Check, Result
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE
 
@@ -130,7 +130,7 @@ def judge_interval(plan: Plan, save_seconds: float, step_seconds: float | None) 
     if interval is None:
         return text
     price = plan.cost.usd_per_hour
-    loss = "" if price is None else f", {price * interval / 2 / 3600:,.2f} USD"
+    loss = "" if price is None else f", {format_usd(price * interval / 2 / 3600)}"
     text += f"; checkpoint.every loses {_seconds(interval / 2)}{loss} per failure on average"
     if checkpoint.every_seconds is not None and not optimum / _FAR <= interval <= optimum * _FAR:
         text += f"; a value near {format_duration(max(1, round(optimum)))} is better"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain import console
 from cloudtrain.support.backend_facts import backend_option, facts_of
-from cloudtrain.support.units import format_duration
+from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
         price = (
             "price unknown"
             if each.usd_per_hour is None
-            else f"{each.usd_per_hour:.2f} USD per hour"
+            else f"{format_usd(each.usd_per_hour)} per hour"
         )
         price = price if facts_of(each.place).is_billed else "free"
         used = "use unknown" if each.invocations is None else f"{each.invocations} invocations"
@@ -70,4 +70,4 @@ def _price(found: Deployment) -> str:
         return (
             f"unknown for {variant['InstanceType']}: https://aws.amazon.com/sagemaker/ai/pricing/"
         )
-    return f"{found.usd_per_hour:.2f} USD per hour"
+    return f"{format_usd(found.usd_per_hour)} per hour"

@@ -131,6 +131,7 @@ function applyNews(entry, news) {
   if (news.error) entry.error = news.error;
   if (!news.status) return;
   entry.status = news.status;
+  entry.texts = news.texts;
   entry.analysis = news.analysis ?? entry.analysis;
   entry.eventsChanged = news.events.length > 0;
   entry.events.push(...news.events);

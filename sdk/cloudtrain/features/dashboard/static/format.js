@@ -1,4 +1,4 @@
-// Elements, numbers and colours. Texts from runs become text nodes only, never HTML.
+// Elements, numbers and colours. Durations, money, sizes and metrics read as in the commands. Texts from runs become text nodes only, never HTML.
 "use strict";
 
 /** Return an element. `attributes` with a function add a listener; children are nodes, texts, or lists of them. */
@@ -29,13 +29,23 @@ function formatNumber(value) {
   return String(Number(value.toPrecision(5)));
 }
 
+/** Return a metric of a status or a table as the commands print it. */
+function describeMetric(value, digits = 4) {
+  if (value === null || value === undefined) return "not finite";
+  const [mantissa, exponent] = value.toExponential(digits - 1).split("e").map(Number);
+  if (exponent >= -4 && exponent < digits) return String(Number(value.toPrecision(digits)));
+  return `${mantissa}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
+}
+
 function formatDuration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "";
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
+  let left = Math.max(0, Math.round(seconds));
+  const parts = [];
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]]) {
+    if (left >= size) parts.push(`${Math.floor(left / size)}${unit}`);
+    left %= size;
+  }
+  return parts.slice(0, 2).join("") || "0s";
 }
 
 function formatTime(seconds) {
@@ -43,15 +53,15 @@ function formatTime(seconds) {
 }
 
 function formatUsd(value) {
-  return value === null || value === undefined ? "unknown" : `${value.toFixed(2)} USD`;
+  return value === null || value === undefined ? "price unknown" : `${value.toFixed(2).replace(/\B(?=(\d{3})+\.)/g, ",")} USD`;
 }
 
 function formatBytes(count) {
   if (count === null || count === undefined) return "";
-  const units = ["B", "kB", "MB", "GB", "TB"];
+  const units = ["B", "KB", "MB", "GB", "TB"];
   let size = count, unit = 0;
   while (size >= 1000 && unit < units.length - 1) { size /= 1000; unit += 1; }
-  return `${unit ? size.toPrecision(3) : size} ${units[unit]}`;
+  return `${size.toFixed(unit ? 1 : 0)} ${units[unit]}`;
 }
 
 /** Return a metric's value with its unit, which the end of its name gives. */

@@ -109,14 +109,14 @@ class ListView {
     } });
     box.checked = this.selected.has(row.reference);
     const progress = row.total_steps ? el("span", {}, el("progress", { max: row.total_steps, value: row.step ?? 0, "aria-label": "progress" }),
-      row.seconds_left ? el("span", { class: "muted" }, ` ${formatDuration(row.seconds_left)} left`) : null) : row.step === null ? "" : `step ${formatNumber(row.step)}`;
+      row.texts.left ? el("span", { class: "muted" }, ` ${row.texts.left}`) : null) : row.texts.steps;
     return el("tr", {}, el("td", {}, box),
       el("th", { scope: "row" }, el("a", { href: `#/run/${encodeURIComponent(row.reference)}` }, row.name), " ", el("span", { class: "muted id" }, row.reference)),
-      el("td", {}, stateBadge(row.state), row.reason && row.state === "FAILED" ? el("span", { class: "muted short" }, ` ${row.reason.split("\n")[0].slice(0, 80)}`) : null),
+      el("td", {}, stateBadge(row.state), row.texts.reason && row.state === "FAILED" ? el("span", { class: "muted short" }, ` ${row.texts.reason.slice(0, 80)}`) : null),
       el("td", { title: formatTime(row.created) }, row.created ? formatDuration(Date.now() / 1000 - row.created) : ""),
       el("td", {}, progress),
-      el("td", {}, row.metric ? `${row.metric.name} ${formatMetric(row.metric.name, row.metric.value)}` : ""),
-      el("td", {}, row.backend === "sagemaker" ? formatUsd(row.cost_usd) : ""),
+      el("td", {}, row.metric ? `${row.metric.name} ${describeMetric(row.metric.value)}` : ""),
+      el("td", {}, row.texts.cost),
       el("td", { class: "muted" }, tagText(row)));
   }
 
@@ -164,7 +164,7 @@ class CompareView {
     const heads = (first) => [first, ...runs.map((reference) => reference.slice(reference.indexOf(":") + 1))];
     const text = (value) => (value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value));
     const best = (each) => each.best.map((value, index) => (value === null ? (each.last[index] === null ? "" : "not finite") :
-      el("span", { class: each.winner === index ? "best" : "" }, formatMetric(each.metric, value), each.winner === index ? " (best)" : "")));
+      el("span", { class: each.winner === index ? "best" : "" }, describeMetric(value), each.winner === index ? " (best)" : "")));
     const numeric = settings.filter((each) => each.values.every((value) => typeof value === "number"));
     const axes = [...numeric.map((each) => ({ name: each.path, values: each.values })),
       ...metrics.filter((each) => each.best.some((value) => value !== null)).map((each) => ({ name: each.metric, values: each.best }))];

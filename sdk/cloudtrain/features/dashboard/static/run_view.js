@@ -83,27 +83,26 @@ class RunView {
   }
 
   header() {
-    const { entry } = this, { status } = entry;
+    const { entry } = this, { status, texts } = entry;
     const total = status.total_steps, step = status.last_step;
     const share = total ? Math.min(1, (step ?? 0) / total) : null;
     const cost = entry.plan?.cost ?? {};
     const isBilled = entry.backend === "sagemaker";
-    const progress = share === null ? (step === null ? "" : `step ${formatNumber(step)}`) :
-      el("span", {}, el("progress", { max: 1, value: share, "aria-label": "progress" }), ` ${formatNumber(step ?? 0)} of ${formatNumber(total)} steps`);
+    const progress = share === null ? texts.steps : el("span", {}, el("progress", { max: 1, value: share, "aria-label": "progress" }), ` ${texts.steps}`);
     const metric = status.metrics ? Object.entries(status.metrics).filter(([name]) => !SPEED.test(name)) : [];
     return el("div", { class: "run-head" },
       el("h1", {}, entry.name, " ", stateBadge(status.state)),
       el("p", { class: "muted id" }, entry.reference),
-      status.reason ? el("p", { class: status.state === "FAILED" ? "reason bad" : "reason" }, status.reason) : null,
+      texts.reason ? el("p", { class: status.state === "FAILED" ? "reason bad" : "reason" }, status.state === "FAILED" ? status.reason : texts.reason) : null,
       [...(status.alarms ?? []), ...(status.warnings ?? [])].map((text) => el("p", { class: "warning" }, text)),
       entry.error ? el("p", { class: "warning", role: "alert" }, entry.error) : null,
       facts([
-        ["progress", progress], ["time left", formatDuration(status.seconds_left)],
+        ["progress", progress], ["time left", texts.left],
         ["submitted", formatTime(entry.created)], ["took", tookOf(status)],
         ["ranks", status.world_size], ["instances", status.instance_type ? `${status.instances ?? ""} x ${status.instance_type}` : ""],
-        ["cost so far", isBilled ? formatUsd(status.cost_usd) : ""], ["estimate per hour", isBilled ? formatUsd(cost.usd_per_hour) : ""],
-        ["ceiling", isBilled ? formatUsd(cost.max_usd) : ""], ["at risk since the last checkpoint", status.usd_at_risk ? formatUsd(status.usd_at_risk) : ""],
-        ...metric.map(([name, value]) => [name, formatMetric(name, value)]),
+        ["cost so far", texts.cost], ["price per hour", isBilled ? formatUsd(cost.usd_per_hour) : ""],
+        ["estimate at the time limit", isBilled ? formatUsd(cost.max_usd) : ""], ["at risk since the last checkpoint", texts.at_risk],
+        ...metric.map(([name, value]) => [name, describeMetric(value)]),
         ["tags", Object.entries(entry.tags ?? {}).map(([name, value]) => `${name}=${value}`).join(", ")],
       ]),
       this.source.isLive ? this.actions() : null);
@@ -158,6 +157,7 @@ class RunView {
 
 function tookOf(status) {
   const begin = status.started ?? status.created;
+  if (!status.ended && status.exit_code !== null) return "";
   return begin ? formatDuration(((status.ended ? Date.parse(status.ended) : Date.now()) - Date.parse(begin)) / 1000) : "";
 }
 
