@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cloudtrain.serving import deployment
 from support.aws_frontend import Answer, Front, Request, quotas, simulation
 from support.jobs import Cli
 from support.recorded_runs import write_run

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cloudtrain.serving.package import missing_packages
 from support.jobs import EXAMPLES, Cli
 
 from cloudtrain import catalog
+from cloudtrain.features.serving.package import missing_packages
 from cloudtrain.job.missing_packages import find_missing
 from cloudtrain.job.requirements import read_requirements
 from cloudtrain.job.static_analysis.conventions import read_conventions, read_task_conventions

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cloudtrain.dashboard import report
 from support.run_logs import LoggedRun
 from support.run_statuses import PENDING, RUN, TRAINING
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
 from cloudtrain.console.follow import FOLLOW_OUTAGES, follow
 from cloudtrain.errors import UnreachableError
+from cloudtrain.features.dashboard import report
 from cloudtrain.runs.following import shown_part
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State

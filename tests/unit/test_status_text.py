@@ -11,7 +11,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cloudtrain.dashboard.run_record import run_row
 from rich.console import Console
 from support.run_statuses import (
     FAILED,
@@ -28,6 +27,7 @@ import cloudtrain
 from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import print_runs, status_rows
 from cloudtrain.console.status_fields import device_row
+from cloudtrain.features.dashboard.run_record import run_row
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.shown_metrics import describe_metric

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 
 from cloudtrain.backends.container.background import start_background
-from cloudtrain.backends.registry import backend_option
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home

@@ -16,9 +16,9 @@ from typing import IO, Any, Self
 from cloudtrain.client.home import all_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
 from cloudtrain.job.document import Document
-from cloudtrain.planning.plan import SAGEMAKER
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, make_run_id, written_order
 from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
@@ -166,7 +166,7 @@ class StoredSweep:
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        calls_aws = self.sweep.is_tuning and self.backend == SAGEMAKER
+        calls_aws = self.sweep.is_tuning and facts_of(self.backend).is_billed
         return _AWS_POLL_SECONDS if calls_aws else _POLL_SECONDS
 
     @contextlib.contextmanager

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
-from cloudtrain.dashboard.model_cards import make_card
-from cloudtrain.dashboard.page import MARK, report_page
-from cloudtrain.dashboard.run_record import RunRecord, run_document
 from cloudtrain.errors import UserError
 from cloudtrain.features.dashboard.model_cards import make_card
 from cloudtrain.features.dashboard.page import MARK, report_page
