@@ -16,7 +16,7 @@ from support.sizes import seed_blocks
 from cloudtrain.catalog.prices import Price, Prices
 from cloudtrain.catalog.source import Source
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.job.spec import TRIAL_TAG
+from cloudtrain.job.job_fields import TRIAL_TAG
 from cloudtrain.settings.settings import prices_file
 from cloudtrain.sweeps import service
 from cloudtrain.sweeps.loader import load_sweep

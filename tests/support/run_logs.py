@@ -25,7 +25,6 @@ class LoggedRun:
     """
 
     name = "local"
-    is_billed = False
 
     def __init__(
         self,

@@ -238,7 +238,7 @@ def test_an_upgrade_of_botocore_moves_the_limits(
 
 def test_the_longest_name_leaves_room_for_the_run_id() -> None:
     longest = INPUT.members["TrainingJobName"].metadata["max"]
-    from cloudtrain.job.spec import MAX_NAME_CHARACTERS
+    from cloudtrain.job.job_fields import MAX_NAME_CHARACTERS
     from cloudtrain.support.run_id import RUN_ID_CHARACTERS
 
     assert longest == RUN_ID_CHARACTERS == MAX_NAME_CHARACTERS + len("-261120-101500-1a2b3c")

@@ -20,6 +20,7 @@ from cloudtrain.features.dashboard import report
 from cloudtrain.runs.following import shown_part
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND
 from cloudtrain.sweeps.handle import Sweep
 from cloudtrain.sweeps.results import SweepState
 
@@ -112,7 +113,7 @@ def test_a_watched_report_survives_an_outage(
     written: list[Path] = []
     monkeypatch.setattr(report, "write_report", lambda _, path: written.append(path) or 7)
     cloud = LoggedRun(statuses=[TRAINING, OUTAGE, OUTAGE, TRAINING, DONE])
-    cloud.is_billed = True
+    cloud.name = DEFAULT_BACKEND
     assert report.watch_report([Run(RUN, cloud)], Path("report.html")) == 7
     assert len(written) == 3, "it is written after each answer"
     assert waits == [30, 5, 10, 30]

@@ -10,7 +10,7 @@ import cloudtrain
 from cloudtrain.console.runs import status_rows
 from cloudtrain.console.status_fields import progress_row
 from cloudtrain.errors import RunNotFoundError, UserError
-from cloudtrain.job.spec import MAX_NAME_CHARACTERS
+from cloudtrain.job.job_fields import MAX_NAME_CHARACTERS
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.run import parse_reference

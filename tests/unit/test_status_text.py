@@ -31,20 +31,21 @@ from cloudtrain.features.dashboard.run_record import run_row
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.shown_metrics import describe_metric
-from cloudtrain.runs.status import State, Status
-from cloudtrain.runs.status_text import (
+from cloudtrain.runs.status import (
+    State,
+    Status,
     describe_checkpoint,
     describe_cost,
     describe_progress,
     describe_state,
     describe_steps,
     shown_reason,
+    summarize_status,
 )
-from cloudtrain.runs.summary import summarize_status
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
 NOW = at(1400).timestamp()
-STATIC = Path(cloudtrain.__file__).parent / "dashboard" / "static"
+STATIC = Path(cloudtrain.__file__).parent / "features" / "dashboard" / "static"
 
 SLOW = fold_events([*steps(0, 610, began=175, total=10**12)])
 STATUSES = {

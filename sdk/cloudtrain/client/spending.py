@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError, did_you_mean
-from cloudtrain.job.spec import OWN_TAG_PREFIX
+from cloudtrain.job.job_fields import OWN_TAG_PREFIX
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run

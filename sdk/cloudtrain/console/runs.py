@@ -37,8 +37,15 @@ from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, User
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
-from cloudtrain.runs.status import HIGH_DATA_WAIT, State, describe_fresh_start, describe_lost_files
-from cloudtrain.runs.status_text import describe_progress, describe_state, shown_reason
+from cloudtrain.runs.status import (
+    HIGH_DATA_WAIT,
+    State,
+    describe_fresh_start,
+    describe_lost_files,
+    describe_progress,
+    describe_state,
+    shown_reason,
+)
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS

@@ -15,7 +15,7 @@ from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
 from cloudtrain.runs.shown_metrics import shown_metrics
-from cloudtrain.runs.status_text import (
+from cloudtrain.runs.status import (
     YEAR_SECONDS,
     describe_checkpoint,
     describe_cost,

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -15,10 +15,6 @@ from cloudtrain.job.diagnostics import DEFER_CROSS_FIELD_CHECKS, diagnostics_of,
 from cloudtrain.job.document import Document, SourceLocation, parse_scalar
 from cloudtrain.job.fields import Section, sections_of
 from cloudtrain.support.field_path import FieldPath
-
-if TYPE_CHECKING:
-    from cloudtrain.job.spec import JobSpec
-
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
@@ -118,11 +114,14 @@ def _required_examples(model: type[Section]) -> Mapping[FieldPath, Any]:
 _SHOWN_CHARACTERS = 60
 
 
-def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | None) -> Document:
+def change_document(
+    name: str, content: dict[str, Any], values: Mapping[str, Any], known: Document | None
+) -> Document:
     """Return the document of a job with other values.
 
     Args:
-        spec: The job.
+        name: Name of the job's class.
+        content: The job, as a job file has it.
         values: New values by path such as `train.epochs`.
         known: The document that the job comes from, for the locations of the unchanged fields; None without one.
 
@@ -134,8 +133,8 @@ def change_document(spec: JobSpec, values: Mapping[str, Any], known: Document | 
             f"with_values: expected values by path, got {values!r}",
             'for example spec.with_values({"train.epochs": 2})',
         )
-    name = f"{type(spec).__name__}(...)"
-    document = Document(name, spec.to_document(), {(): SourceLocation(name)})
+    built = f"{name}(...)"
+    document = Document(built, content, {(): SourceLocation(built)})
     if known is not None:
         document = Document(known.file, document.data, dict(known.values), dict(known.keys))
     for path, value in values.items():

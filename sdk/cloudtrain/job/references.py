@@ -15,11 +15,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cloudtrain.errors import did_you_mean, nearest
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import SourceLocation, dotted
+from cloudtrain.job.job_fields import JobFields
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.static_analysis.module_search import (
     entry_file,
@@ -40,9 +41,6 @@ from cloudtrain_runtime.contract import task_signatures
 from cloudtrain_runtime.contract.placeholders import PLACEHOLDERS, names_in
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
 
-if TYPE_CHECKING:
-    from cloudtrain.job.spec import JobSpec
-
 _SOURCE = re.compile(r"[^\s$/-][^\s$]*\.(?:py|sh)")
 """A word of a command that names a Python or shell script below the working folder."""
 _COMMAND_HINT = "name a file of the code folder; the command starts there"
@@ -50,7 +48,7 @@ _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
 _SRC_HINT = "the code has a src layout: end code.directory with /src, which is then first on the import path"
 
 
-def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
+def check_references(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error for each file or folder that a job refers to and that is missing or of the wrong kind."""
     yield from _check_code(spec)
     for name, channel in spec.data.items():
@@ -58,7 +56,7 @@ def check_references(spec: JobSpec) -> Iterator[Diagnostic]:
             yield from _check_channel(spec, name, spec.base / channel.local_path)
 
 
-def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
+def _check_code(spec: JobFields) -> Iterator[Diagnostic]:
     code, directory, train, at = spec.code, spec.code_directory, spec.train, ("code", "directory")
     if wrong := _check_folder(at, directory):
         yield wrong
@@ -91,7 +89,7 @@ def _check_code(spec: JobSpec) -> Iterator[Diagnostic]:
             yield from _check_task_methods(directory, code.task, train)
 
 
-def _check_content(spec: JobSpec) -> Iterator[Diagnostic]:
+def _check_content(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error for each file that `code` names and that is there by name only, such as a Git LFS pointer."""
     code = spec.code
     fields = {"task": code.task, "script": code.script, "module": code.module}
@@ -124,14 +122,14 @@ def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Di
             yield Diagnostic(message, ("train", *names), "remove one of them")
 
 
-def _check_includes(spec: JobSpec) -> Iterator[Diagnostic]:
+def _check_includes(spec: JobFields) -> Iterator[Diagnostic]:
     for index, written in enumerate(spec.code.include):
         folder = Path(os.path.normpath(spec.base / written))
         wrong = _check_folder(("code", "include", index), folder)
         yield from [wrong] if wrong else _check_include(spec, index, folder)
 
 
-def _check_include(spec: JobSpec, index: int, folder: Path) -> Iterator[Diagnostic]:
+def _check_include(spec: JobFields, index: int, folder: Path) -> Iterator[Diagnostic]:
     """Yield what is wrong with an entry of `code.include`, whose folder exists: the first mistake."""
     found = next((each for check in _CHECKS for each in check(spec, index, folder)), None)
     if found is not None:
@@ -142,7 +140,7 @@ _Found = Iterator[tuple[str, str]]
 """Messages with their hints."""
 
 
-def _overlap(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: ARG001 (the checks' signature)
+def _overlap(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001 (the checks' signature)
     inside, code = folder.resolve(), spec.code_directory.resolve()
     if inside.is_relative_to(code):
         yield f"{folder} is in the code folder", "remove it: the code folder travels as it is"
@@ -150,7 +148,7 @@ def _overlap(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: ARG001
         yield f"{folder} contains the code folder", "name the package in it alone"
 
 
-def _unimportable(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: ARG001
+def _unimportable(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001
     name, packages = folder.name, _packages_hint(spec, folder)
     if not name.isidentifier() or keyword.iskeyword(name):
         hint = ", or ".join(filter(None, (packages, "rename the folder")))
@@ -163,7 +161,7 @@ def _unimportable(spec: JobSpec, index: int, folder: Path) -> _Found:  # noqa: A
         yield f"{folder} is a project; import {name} would not find the package in it", packages
 
 
-def _name_clash(spec: JobSpec, index: int, folder: Path) -> _Found:
+def _name_clash(spec: JobFields, index: int, folder: Path) -> _Found:
     name, directory = folder.name, spec.code_directory
     if name in sys.stdlib_module_names or name == "cloudtrain_runtime":
         owner = "cloudtrain" if name == "cloudtrain_runtime" else "Python's standard library"
@@ -180,7 +178,7 @@ def _name_clash(spec: JobSpec, index: int, folder: Path) -> _Found:
 _CHECKS = (_overlap, _unimportable, _name_clash)
 
 
-def _packages_hint(spec: JobSpec, folder: Path) -> str:
+def _packages_hint(spec: JobFields, folder: Path) -> str:
     """Return a hint with the packages in a folder, or an empty text."""
     found = [os.path.relpath(each, spec.base) for each in _packages(folder)]
     return f"did you mean {' or '.join(found[:3])}?" if found else ""
@@ -220,7 +218,7 @@ def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
         yield from _check_syntax("script", path)
 
 
-def _with_requirements(spec: JobSpec, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+def _with_requirements(spec: JobFields, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
     """Add to the hint about a src layout that the requirements file must be below src, too."""
     written = spec.code.requirements
     for each in found:
@@ -258,7 +256,7 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
         )
 
 
-def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
+def _check_command(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error for each unknown placeholder, and for a script or program that the code folder lacks."""
     command, directory = spec.code.command, spec.code_directory
     if not command:
@@ -301,7 +299,7 @@ def _check_command(spec: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(f"{program} is not executable", ("code", "command", 0), hint)
 
 
-def check_program(spec: JobSpec) -> Iterator[Diagnostic]:
+def check_program(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error if this machine lacks the program that a local run would start."""
     program = spec.code.command[0] if spec.code.command else ""
     is_own = "/" in program and not program.startswith("/")
@@ -311,7 +309,7 @@ def check_program(spec: JobSpec) -> Iterator[Diagnostic]:
         yield Diagnostic(f"this machine has no program {program}", ("code", "command", 0), hint)
 
 
-def _check_channel(spec: JobSpec, name: str, path: Path) -> Iterator[Diagnostic]:
+def _check_channel(spec: JobFields, name: str, path: Path) -> Iterator[Diagnostic]:
     at, instances = ("data", name, "uri"), spec.cluster.preferred_instances
     if not _exists(path):
         yield _missing(at, path, "file or folder")

@@ -9,12 +9,13 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain import catalog
+from cloudtrain.job.job_fields import JOB_TAG, NOTIFY_TAG, REQUEST_TAG
 from cloudtrain.job.request_checks import valid_members
 from cloudtrain.job.request_members import merge_members
 from cloudtrain.job.sections.cluster import PrivateRegistry
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.sections.reporting import PROGRESS_METRICS, qualified_name
-from cloudtrain.job.spec import JOB_TAG, NOTIFY_TAG, REQUEST_TAG, JobSpec
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.cost import CostPlan, TimeLimits
 from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo

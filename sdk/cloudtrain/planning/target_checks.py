@@ -9,8 +9,9 @@ from datetime import date
 from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.job.diagnostics import Diagnostic
+from cloudtrain.job.job_fields import NOTIFY_TAG
 from cloudtrain.job.sections.cluster import Choice
-from cloudtrain.job.spec import NOTIFY_TAG, JobSpec
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
 from cloudtrain.planning.environment_checks import check_profiles

@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cloudtrain.job.spec import NOTIFY_TAG
+from cloudtrain.job.job_fields import NOTIFY_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
 from cloudtrain.preflight.base import CONNECT_SECONDS, CheckContext

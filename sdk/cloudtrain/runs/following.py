@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from cloudtrain.aws.retry import OutageTolerance, poll
+from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
 from cloudtrain.errors import EXIT_RUN_FAILED
 from cloudtrain.runs.shown_metrics import shown_metrics
-from cloudtrain.runs.status_text import describe_progress, shown_reason
-from cloudtrain.runs.summary import summarize_status
+from cloudtrain.runs.status import Status, describe_progress, shown_reason, summarize_status
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, printable
-
-if TYPE_CHECKING:
-    from cloudtrain.runs.run import Run
-    from cloudtrain.runs.status import Status
 
 LEAST_POLL_SECONDS = 0.5
 """Shortest wait between two polls of a run that a user watches."""
@@ -25,7 +20,24 @@ _LINE_SECONDS = 10.0
 _BAR_CHARACTERS = 20
 
 
-def follow_run(run: Run) -> None:
+class Followed(Protocol):
+    """A run, as far as it is followed: `Run`."""
+
+    @property
+    def reference(self) -> str:
+        """`<backend>:<run id>`."""
+        ...
+
+    def status(self) -> Status:
+        """Return the present status."""
+        ...
+
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status."""
+        ...
+
+
+def follow_run(run: Followed) -> None:
     """Show a run until it has ended.
 
     Raises:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudtrain.errors import RunNotFoundError, SpecError, UserError
-from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec, load_job_document
+from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
+from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS

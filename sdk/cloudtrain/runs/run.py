@@ -14,9 +14,9 @@ from cloudtrain.runs.following import follow_run
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status
-from cloudtrain.runs.summary import summarize_run
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.figure import draw_metrics
+from cloudtrain.support.notebook.summary import Row, Summary
 from cloudtrain_runtime.contract.redaction import LineRedactor
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ class Run:
         self._operations = operations
 
     def __repr__(self) -> str:
-        return summarize_run(self).to_text()
+        return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_run(self).to_html()
+        return _summarize(self).to_html()
 
     @property
     def backend(self) -> str:
@@ -405,3 +405,11 @@ def _redacted(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     for line in lines:
         text = redactors.setdefault(line.host, LineRedactor()).redact(line.text)
         yield line if text == line.text else dataclasses.replace(line, text=text, raw=None)
+
+
+def _summarize(run: Run) -> Summary:
+    """Return a summary of a run without calls: its state is in `run.status()`."""
+    rows = [("", "attached to this live run of the same request and code")] if run.attached else []
+    rows += [("warning", text) for text in run.warnings]
+    next_calls: Row = ("next", "run.follow(), run.status(), run.history(), run.logs(), run.stop()")
+    return Summary(f"Run {run.reference}", rows, [next_calls])

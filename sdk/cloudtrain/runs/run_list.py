@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cloudtrain.runs.shown_metrics import shown_metrics
-from cloudtrain.runs.status import Status
-from cloudtrain.runs.status_text import describe_cost
+from cloudtrain.runs.status import Status, describe_cost
 from cloudtrain.support.notebook.summary import Row, Summary, count
 
 MOST_ROWS = 100

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from cloudtrain.aws.cost_explorer import Billed
-from cloudtrain.runs.summary import summarize_costs
+from cloudtrain.support.notebook.summary import Row, Summary
+from cloudtrain.support.units import format_usd
 
 _HOUR = 3600
 _CENTS = 2
@@ -281,10 +282,10 @@ class Costs:
     billed: Billed | None = None
 
     def __repr__(self) -> str:
-        return summarize_costs(self).to_text()
+        return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return summarize_costs(self).to_html()
+        return _summarize(self).to_html()
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `costs --json` prints."""
@@ -379,3 +380,19 @@ def _sum(name: str, runs: Sequence[RunCost]) -> CostGroup:
         costs.count(None),
         endpoints,
     )
+
+
+def _summarize(costs: Costs) -> Summary:
+    """Return a summary of costs: the total, and each group."""
+    total = costs.total
+    rows: list[Row] = [
+        ("total", f"{format_usd(total.cost_usd)} for {total.instance_hours:,.1f} instance hours")
+    ]
+    rows += [("without a price", str(each)) for each in costs.unknown_prices]
+    rows.append(("saved by spot", f"{format_usd(total.saved_usd)}"))
+    rows.append(("lost", f"{format_usd(total.interrupted_usd + total.failed_usd)}"))
+    rows += [
+        (group.name or "(none)", f"{format_usd(group.cost_usd)}, {group.runs} runs")
+        for group in costs.groups
+    ]
+    return Summary(f"Costs of {total.runs} runs by {costs.by}", rows)

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,11 +14,11 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
-from cloudtrain.runs.status_text import YEAR_SECONDS
-from cloudtrain.runs.summary import summarize_status
+from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.backend_facts import facts_of
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.notebook.summary import Row, Summary
+from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -53,6 +53,9 @@ class State(enum.StrEnum):
             return EXIT_DONE
         return EXIT_RUN_FAILED if self is State.FAILED else EXIT_RUN_ENDED_EARLY
 
+
+YEAR_SECONDS = 365 * 86400
+"""Of an estimate above this only the size is shown: it is a first guess."""
 
 _Event = Mapping[str, Any]
 """An event of a host, whose fields have the types of the schema."""
@@ -524,3 +527,94 @@ def _outputs_line(lost: Iterable[_Event]) -> str:
 def _describe_lost(lost: Mapping[str, Any]) -> str:
     count = f"{lost['files']} files, " if lost["path"].endswith("/") and lost["files"] > 1 else ""
     return f"{lost['path']} ({count}{format_size(lost['bytes'])})"
+
+
+def summarize_status(status: Status, now: float | None = None) -> Summary:
+    """Return a summary of a status. `now` is in seconds since the epoch."""
+    return Summary(
+        f"Status {status.reference}",
+        tuple(_status_rows(status, time.time() if now is None else now)),
+    )
+
+
+def _status_rows(status: Status, now: float) -> Iterator[Row]:
+    yield "state", describe_state(status)
+    for text in status.alarms(now):
+        yield "alarm", text
+    if progress := describe_progress(status, now):
+        yield "progress", progress
+    if metrics := ", ".join(shown_metrics(status.progress.metrics)):
+        yield "metrics", metrics
+    if checkpoint := describe_checkpoint(status, now):
+        yield "checkpoint", checkpoint
+    if status.started is not None:
+        ended = now if status.ended is None else status.ended.timestamp()
+        took = format_duration(ended - status.started.timestamp())
+        yield (
+            "started",
+            f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}{' so far' if status.ended is None else ''}",
+        )
+    if cost := describe_cost(status, status.cost_usd):
+        yield "cost", cost
+    for text in (*status.warnings(), *status.host_warnings()):
+        yield "warning", text
+
+
+def shown_reason(status: Status) -> str:
+    """Return the first line of the state's reason; empty while steps show that the run trains."""
+    if status.state is State.RUNNING and status.progress.last_step is not None:
+        return ""
+    return status.reason.strip().partition("\n")[0]
+
+
+def describe_state(status: Status) -> str:
+    """Return the state with its reason: `FAILED: AlgorithmError`."""
+    return ": ".join(filter(None, (str(status.state), shown_reason(status))))
+
+
+def describe_steps(status: Status) -> str:
+    """Return the completed steps: `610/1,000 steps`, or an empty string while they are unknown."""
+    progress = status.progress
+    if progress.last_step is None:
+        return ""
+    if progress.total_steps:
+        return f"{progress.last_step:,}/{progress.total_steps:,} steps"
+    epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
+    return f"step {progress.last_step:,}{epochs}"
+
+
+def describe_progress(status: Status, now: float) -> str:
+    """Return the completed steps and the time left: `610/1,000 steps, 12m left`."""
+    steps = describe_steps(status)
+    return ", ".join(filter(None, (steps, status.describe_rest(now)))) if steps else ""
+
+
+def describe_checkpoint(status: Status, now: float) -> str:
+    """Return the last complete checkpoint and its age: `step 600, 25s ago`; an empty string without one."""
+    checkpoint, age = status.progress.checkpoint, status.checkpoint_age(now)
+    if checkpoint is None or age is None:
+        return ""
+    when = "before the end" if status.ended is not None else "ago"
+    return f"step {checkpoint.step:,}, {format_duration(age)} {when}"
+
+
+def describe_cost(status: Status, cost_usd: float | None) -> str:
+    """Return the cost so far: `at most 17.82 USD` with spot, whose price is known at the end; or nothing."""
+    if not status.uses_account:
+        return ""
+    if cost_usd is None:
+        return "price unknown" if status.instance_type is not None else ""
+    at_most = "at most " if status.is_spot and not status.state.is_final else ""
+    return f"{at_most}{format_usd(cost_usd)}"
+
+
+def status_texts(status: Status, now: float) -> dict[str, Any]:
+    """Return the texts of a status that the dashboard shows."""
+    risk = status.usd_at_risk(now)
+    return {
+        "reason": shown_reason(status),
+        "steps": describe_steps(status),
+        "left": status.describe_rest(now),
+        "cost": describe_cost(status, status.cost_usd),
+        "at_risk": format_usd(risk) if risk else "",
+    }

@@ -28,7 +28,8 @@ from cloudtrain.errors import (
     UnreadableStateError,
     nearest,
 )
-from cloudtrain.job.spec import SWEEP_TAG, TRIAL_TAG, JobSpec
+from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
+from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status

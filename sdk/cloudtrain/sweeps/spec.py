@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from cloudtrain.errors import did_you_mean
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Dollars, Duration, FiniteFloat, Integer, Section, short_for
-from cloudtrain.job.spec import JobName
+from cloudtrain.job.job_fields import JobName
 from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
 
 GRID, RANDOM, BAYESIAN, HYPERBAND = "grid", "random", "bayesian", "hyperband"

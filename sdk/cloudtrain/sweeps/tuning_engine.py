@@ -17,7 +17,7 @@ from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import UserError
-from cloudtrain.job.spec import SWEEP_TAG
+from cloudtrain.job.job_fields import SWEEP_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings

@@ -50,7 +50,7 @@ from cloudtrain.errors import (
     UnreachableError,
     UserError,
 )
-from cloudtrain.job.spec import REQUEST_TAG
+from cloudtrain.job.job_fields import REQUEST_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.planning.storage_layout import PLAN_FILE

@@ -15,7 +15,7 @@ from typing import Any
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.catalog import Prices
-from cloudtrain.job.spec import RUN_TAG
+from cloudtrain.job.job_fields import RUN_TAG
 from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
 from cloudtrain.support.records import append_record, read_records

@@ -16,8 +16,7 @@ from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.status import State, Status
-from cloudtrain.runs.status_text import status_texts
+from cloudtrain.runs.status import State, Status, status_texts
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
 

@@ -18,7 +18,7 @@ from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_pag
 from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
 from cloudtrain.features.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.runs.comparison import Comparison
-from cloudtrain.runs.status_text import status_texts
+from cloudtrain.runs.status import status_texts
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 

@@ -12,7 +12,7 @@ from cloudtrain import catalog
 from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.source import load
 from cloudtrain.errors import UserError
-from cloudtrain.job.spec import RUN_TAG
+from cloudtrain.job.job_fields import RUN_TAG
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 

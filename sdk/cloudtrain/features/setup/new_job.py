@@ -93,6 +93,6 @@ def _contents(template: str, name: str) -> dict[str, str]:
 def _job_name(folder: Path) -> str:
     """Return the folder's name as the name of a job: letters, digits and single hyphens."""
     name = re.sub(r"[^a-zA-Z0-9]+", "-", folder.absolute().resolve().name).strip("-")
-    from cloudtrain.job.spec import MAX_NAME_CHARACTERS
+    from cloudtrain.job.job_fields import MAX_NAME_CHARACTERS
 
     return name[:MAX_NAME_CHARACTERS].rstrip("-") or "job"

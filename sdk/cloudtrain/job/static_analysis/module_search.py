@@ -6,22 +6,19 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cloudtrain import catalog
+from cloudtrain.job.job_fields import JobFields
 from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.syntax import Module, absolute_names, read_module
 from cloudtrain_runtime.contract.python_source import find_module
-
-if TYPE_CHECKING:
-    from cloudtrain.job.spec import JobSpec
 
 _MOST_FILES = 200
 _MOST_FOLDERS = 2000
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
-def entry_file(spec: JobSpec) -> Path | None:
+def entry_file(spec: JobFields) -> Path | None:
     """Return the file of the code folder or an include that is started or imported first; None if there is none."""
     code = spec.code
     if code.script is not None:
