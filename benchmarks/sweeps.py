@@ -150,7 +150,7 @@ class Sweeps:
         while log.read_text().count(" RUNNING") < trials:
             time.sleep(0.05)
         found = subprocess.run(
-            ["pgrep", "-f", f"cloudtrain.sweeps .*{sweep}$"],
+            ["pgrep", "-f", f"cloudtrain.features.sweeps .*{sweep}$"],
             capture_output=True,
             text=True,
             check=True,

@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.shortcuts import check as check
     from cloudtrain.client.shortcuts import checkpoint_folder as checkpoint_folder
     from cloudtrain.client.shortcuts import compare as compare
-    from cloudtrain.client.shortcuts import costs as costs
     from cloudtrain.client.shortcuts import download as download
     from cloudtrain.client.shortcuts import explain as explain
     from cloudtrain.client.shortcuts import files as files
@@ -51,6 +50,8 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.errors import UserError as UserError
     from cloudtrain.failure_rules import Explanation as Explanation
     from cloudtrain.failure_rules import FailureClass as FailureClass
+    from cloudtrain.features.costs.reading import costs as costs
+    from cloudtrain.features.costs.sums import Costs as Costs
     from cloudtrain.features.dashboard.model_cards import model_card as model_card
     from cloudtrain.features.evaluation.evaluating import EvaluationChoice as EvaluationChoice
     from cloudtrain.features.evaluation.evaluating import evaluate as evaluate
@@ -71,6 +72,13 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.features.setup.account_settings import list_profiles as list_profiles
     from cloudtrain.features.setup.account_settings import read_terraform as read_terraform
     from cloudtrain.features.setup.account_settings import remove_profile as remove_profile
+    from cloudtrain.features.sweeps.handle import Sweep as Sweep
+    from cloudtrain.features.sweeps.handle import get_sweep as get_sweep
+    from cloudtrain.features.sweeps.handle import sweep as sweep
+    from cloudtrain.features.sweeps.results import SweepState as SweepState
+    from cloudtrain.features.sweeps.results import SweepStatus as SweepStatus
+    from cloudtrain.features.sweeps.trial import Trial as Trial
+    from cloudtrain.features.sweeps.trial import TrialState as TrialState
     from cloudtrain.job.spec import JobSpec as JobSpec
     from cloudtrain.planning.plan import Plan as Plan
     from cloudtrain.planning.warm_pool import WarmPool as WarmPool
@@ -90,7 +98,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.runs.progress import Progress as Progress
     from cloudtrain.runs.run import Run as Run
     from cloudtrain.runs.run_filter import RunFilter as RunFilter
-    from cloudtrain.runs.spending import Costs as Costs
     from cloudtrain.runs.status import State as State
     from cloudtrain.runs.status import Status as Status
     from cloudtrain.settings.profiles import ProfileChange as ProfileChange
@@ -98,13 +105,6 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.settings.settings import Settings as Settings
     from cloudtrain.support.checks import Check as Check
     from cloudtrain.support.checks import Result as Result
-    from cloudtrain.sweeps.handle import Sweep as Sweep
-    from cloudtrain.sweeps.handle import get_sweep as get_sweep
-    from cloudtrain.sweeps.handle import sweep as sweep
-    from cloudtrain.sweeps.results import SweepState as SweepState
-    from cloudtrain.sweeps.results import SweepStatus as SweepStatus
-    from cloudtrain.sweeps.trial import Trial as Trial
-    from cloudtrain.sweeps.trial import TrialState as TrialState
 
 __version__ = "0.1.0"
 
@@ -114,7 +114,7 @@ _NAMES = {
     "client.observer": "Observer",
     "client.receipts": "Receipt",
     "client.shortcuts": (
-        "check checkpoint_folder compare costs download explain files get_run list_runs logs plan "
+        "check checkpoint_folder compare download explain files get_run list_runs logs plan "
         "resume status stop submit validate"
     ),
     "errors": (
@@ -131,10 +131,15 @@ _NAMES = {
     "features.setup.account_settings": (
         "configure find_candidates list_profiles read_terraform remove_profile"
     ),
+    "features.costs.reading": "costs",
+    "features.costs.sums": "Costs",
     "features.dashboard.model_cards": "model_card",
     "features.evaluation.evaluating": "EvaluationChoice evaluate",
     "features.rehearsal.rehearse": "RehearsalOptions rehearse",
     "features.rehearsal.report": "Rehearsal",
+    "features.sweeps.handle": "Sweep get_sweep sweep",
+    "features.sweeps.results": "SweepState SweepStatus",
+    "features.sweeps.trial": "Trial TrialState",
     "job.spec": "JobSpec",
     "planning.plan": "Plan",
     "planning.warm_pool": "WarmPool",
@@ -147,14 +152,10 @@ _NAMES = {
     "runs.progress": "Progress",
     "runs.run": "Run",
     "runs.run_filter": "RunFilter",
-    "runs.spending": "Costs",
     "runs.status": "State Status",
     "settings.profiles": "ProfileChange",
     "settings.settings": "Origin Settings",
     "support.checks": "Check Result",
-    "sweeps.handle": "Sweep get_sweep sweep",
-    "sweeps.results": "SweepState SweepStatus",
-    "sweeps.trial": "Trial TrialState",
 }
 """The public names by the module that defines them."""
 

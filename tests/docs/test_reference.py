@@ -32,10 +32,10 @@ from cloudtrain import (
 )
 from cloudtrain.console.runs import print_logs_json
 from cloudtrain.features.serving.endpoint_request import make_requests
+from cloudtrain.features.sweeps.trial import Budget
 from cloudtrain.runs.file_transfer import CopiedFile
 from cloudtrain.runs.history import MetricHistory
 from cloudtrain.support.checks import passed
-from cloudtrain.sweeps.trial import Budget
 from cloudtrain_runtime.contract.events import EVENTS
 
 REFERENCE = REPOSITORY / "docs" / "reference"

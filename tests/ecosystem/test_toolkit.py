@@ -16,10 +16,10 @@ from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.bundle import collect
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.catalog import bundled_prices
+from cloudtrain.features.sweeps.loader import make_sweep
+from cloudtrain.features.sweeps.tuning_request import render_tuning
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
-from cloudtrain.sweeps.loader import make_sweep
-from cloudtrain.sweeps.tuning_request import render_tuning
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.launcher.sagemaker_environment import sagemaker_variables
 

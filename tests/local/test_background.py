@@ -15,8 +15,8 @@ from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.sandbox.process import LOG_FILE, start_sandbox
 from cloudtrain.client.home import find_home
 from cloudtrain.errors import CloudtrainError
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.loader import load_sweep
 
 pytestmark = pytest.mark.processes
 

@@ -16,9 +16,9 @@ import pytest
 from support.jobs import Cli, until
 
 import cloudtrain
-from cloudtrain.sweeps import controller, service
-from cloudtrain.sweeps.loader import load_sweep
-from cloudtrain.sweeps.study import Study
+from cloudtrain.features.sweeps import controller, service
+from cloudtrain.features.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps.study import Study
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.processes
@@ -64,7 +64,7 @@ def controllers_of(sweep: str) -> list[psutil.Process]:
     found = (
         each
         for each in psutil.process_iter(["cmdline"])
-        if "cloudtrain.sweeps" in (each.info["cmdline"] or ())
+        if "cloudtrain.features.sweeps" in (each.info["cmdline"] or ())
     )
     return [each for each in found if each.info["cmdline"][-1].endswith(sweep)]
 

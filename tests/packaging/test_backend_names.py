@@ -35,7 +35,7 @@ ALLOWED = {
     ("cli/first_words.py", "local"): "a word that users type in place of a command",
     ("job/sections/cluster.py", "local"): "an instance type of SageMaker's SDK",
     ("features/serving/endpoint_request.py", "sagemaker"): "a namespace of AWS's scaling",
-    ("sweeps/spec.py", "sagemaker"): "an engine of sweeps",
+    ("features/sweeps/spec.py", "sagemaker"): "an engine of sweeps",
     ("__main__.py", "sagemaker"): "a package of AWS",
 }
 

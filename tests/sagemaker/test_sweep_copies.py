@@ -10,9 +10,9 @@ import pytest
 from support.jobs import EXAMPLES
 
 from cloudtrain.errors import UserError
-from cloudtrain.sweeps.loader import load_sweep
-from cloudtrain.sweeps.shared_copy import SharedCopy, SharedSweeps
-from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps.shared_copy import SharedCopy, SharedSweeps
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
 pytestmark = pytest.mark.aws
 
@@ -59,7 +59,7 @@ def test_the_lock_of_a_killed_controller_is_replaced(copy: SharedCopy) -> None:
 def test_a_lost_lock_ends_the_controller(
     copy: SharedCopy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cloudtrain.sweeps.shared_copy._RENEW_SECONDS", 0.05)
+    monkeypatch.setattr("cloudtrain.features.sweeps.shared_copy._RENEW_SECONDS", 0.05)
     with copy.lock():
         put_lock(copy, "elsewhere/1/aa")
         while not copy.is_lost:

@@ -15,11 +15,11 @@ from support.parity_cases import BY_HAND, DIGEST, FACTORS, Case, by_hand, job_te
 from cloudtrain.backends.sagemaker.estimator import compare
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
+from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep
+from cloudtrain.features.sweeps.tuning_request import check_tuning, render_tuning
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.planning.planner import make_plan
 from cloudtrain.settings.settings import Settings
-from cloudtrain.sweeps.loader import LoadedSweep, load_sweep
-from cloudtrain.sweeps.tuning_request import check_tuning, render_tuning
 
 pytestmark = [
     pytest.mark.aws,

@@ -14,7 +14,7 @@ import pytest
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
 from cloudtrain.backends.sagemaker.uploads import Uploads
 from cloudtrain.errors import CloudError, UserError
-from cloudtrain.sweeps.shared_copy import SharedCopy
+from cloudtrain.features.sweeps.shared_copy import SharedCopy
 from simulation.network import Network
 from simulation.services import Account, Answer, Request, StoredObject
 from simulation.world import World

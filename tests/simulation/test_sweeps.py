@@ -16,14 +16,14 @@ from support.sizes import seed_blocks
 from cloudtrain.catalog.prices import Price, Prices
 from cloudtrain.catalog.source import Source
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps.results import SweepState
+from cloudtrain.features.sweeps.stored_sweep import known_sweeps
+from cloudtrain.features.sweeps.study import Study
+from cloudtrain.features.sweeps.trial import TrialState
 from cloudtrain.job.job_fields import TRIAL_TAG
 from cloudtrain.settings.settings import prices_file
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.loader import load_sweep
-from cloudtrain.sweeps.results import SweepState
-from cloudtrain.sweeps.stored_sweep import known_sweeps
-from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.trial import TrialState
 from simulation.network import Faults, Network
 from simulation.services import FINAL, Account, Job
 from simulation.world import Actor, World

@@ -176,10 +176,10 @@ SOURCES = (
         "the sweep's document as a sweep file; the identity of the sweep",
         _FUZZED,
         (
-            f"{_S}/sweeps/kept_code.py",
-            f"{_S}/sweeps/stored_sweep.py",
-            f"{_S}/sweeps/trial.py",
-            f"{_S}/sweeps/tuning_engine.py",
+            f"{_S}/features/sweeps/kept_code.py",
+            f"{_S}/features/sweeps/stored_sweep.py",
+            f"{_S}/features/sweeps/trial.py",
+            f"{_S}/features/sweeps/tuning_engine.py",
         ),
     ),
     Source(
@@ -306,8 +306,8 @@ OWN = {
     f"{_S}/runs/comparison.py": "what this process has written",
     f"{_S}/features/serving/package.py": "an archive that this process writes",
     f"{_S}/support/installation.py": "what the installer has recorded beside the package",
-    f"{_S}/sweeps/handle.py": "what this process has written",
-    f"{_S}/sweeps/planning.py": "what this process has written",
+    f"{_S}/features/sweeps/handle.py": "what this process has written",
+    f"{_S}/features/sweeps/planning.py": "what this process has written",
 }
 """Modules that parse only what cloudtrain or a program of its choice has written, and what that is."""
 

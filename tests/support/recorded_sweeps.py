@@ -3,11 +3,11 @@
 import dataclasses
 from pathlib import Path
 
+from cloudtrain.features.sweeps.loader import make_sweep
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.study import Study
+from cloudtrain.features.sweeps.trial import TrialState
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.sweeps.loader import make_sweep
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.trial import TrialState
 
 JOB = {
     "name": "searched",

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.jobs import Cli
 
-from cloudtrain.runs.spending import Billing, LostWork, RunCost, measure_lost_work, sum_costs
+from cloudtrain.features.costs.sums import LostWork, RunCost, measure_lost_work, sum_costs
+from cloudtrain.runs.billing import Billing
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 

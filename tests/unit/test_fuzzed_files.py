@@ -33,6 +33,8 @@ from cloudtrain.catalog.prices import bundled_prices, read_prices
 from cloudtrain.client.receipts import read_receipt
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.features.setup.terraform_outputs import read_outputs
+from cloudtrain.features.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
@@ -42,8 +44,6 @@ from cloudtrain.runs.known_runs import recorded_homes
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.settings.settings import Settings, load_settings
 from cloudtrain.settings.trust import has_agreed
-from cloudtrain.sweeps.loader import load_sweep
-from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain_runtime.checkpoint.trainer_format import parse_marker
 from cloudtrain_runtime.contract.manifest import Manifest
 from cloudtrain_runtime.contract.run_config import RunConfig

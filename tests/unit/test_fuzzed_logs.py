@@ -25,6 +25,7 @@ from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import StepThinner, state_line
 from cloudtrain.console.runs import explanation_lines, format_log_line, print_runs, status_rows
 from cloudtrain.failure_rules import explain_run
+from cloudtrain.features.costs.sums import measure_lost_work
 from cloudtrain.features.dashboard.model_cards import model_card
 from cloudtrain.features.dashboard.page import report_page
 from cloudtrain.features.dashboard.run_record import RunRecord, run_document, run_row
@@ -36,7 +37,6 @@ from cloudtrain.runs.evaluations import rank_evaluations
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.progress import _FOLDS, Progress
 from cloudtrain.runs.run import Run
-from cloudtrain.runs.spending import measure_lost_work
 from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.events import EVENTS

@@ -17,12 +17,12 @@ from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
 from cloudtrain.console.follow import FOLLOW_OUTAGES, follow
 from cloudtrain.errors import UnreachableError
 from cloudtrain.features.dashboard import report
+from cloudtrain.features.sweeps.handle import Sweep
+from cloudtrain.features.sweeps.results import SweepState
 from cloudtrain.runs.following import shown_part
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND
-from cloudtrain.sweeps.handle import Sweep
-from cloudtrain.sweeps.results import SweepState
 
 OUTAGE = UnreachableError("AWS does not answer")
 DONE = dataclasses.replace(TRAINING, state=State.SUCCEEDED)
@@ -126,7 +126,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Sweep:
         SimpleNamespace(state=each) for each in (SweepState.RUNNING, SweepState.FAILED)
     )
     ask = answers(running, OUTAGE, OUTAGE, running, ended)
-    monkeypatch.setattr("cloudtrain.sweeps.service.read_status", lambda _: ask())
+    monkeypatch.setattr("cloudtrain.features.sweeps.service.read_status", lambda _: ask())
     stored = SimpleNamespace(
         id="tuned", sweep=SimpleNamespace(is_tuning=True), backend="sagemaker", poll_seconds=30.0
     )

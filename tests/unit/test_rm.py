@@ -16,16 +16,16 @@ from support.jobs import Cli, Terminal, command, until
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.client.client import Client
 from cloudtrain.client.removal import delete_folder, folder_bytes, select_older
+from cloudtrain.features.sweeps.loader import make_sweep
+from cloudtrain.features.sweeps.service import find_best_trials
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.study import Study
+from cloudtrain.features.sweeps.trial import TrialState
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.known_runs import record_run
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.status import State
 from cloudtrain.support.run_id import make_run_id
-from cloudtrain.sweeps.loader import make_sweep
-from cloudtrain.sweeps.service import find_best_trials
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.trial import TrialState
 
 NOW = datetime(2024, 11, 20, 12, 0, tzinfo=UTC)
 Write = Callable[..., Path]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
+from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState, settle
 
 SWEEPS = 1000
 

@@ -9,10 +9,10 @@ import pytest
 from cloudtrain import SpecError, UserError
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.client.client import Client
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.kept_code import code_of, has_changed
-from cloudtrain.sweeps.loader import load_sweep
-from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.kept_code import code_of, has_changed
+from cloudtrain.features.sweeps.loader import load_sweep
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
 pytest.importorskip("optuna")
 

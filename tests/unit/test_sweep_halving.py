@@ -2,8 +2,8 @@
 
 import random
 
-from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion, rung_lengths
-from cloudtrain.sweeps.trial import Trial, TrialState
+from cloudtrain.features.sweeps.halving import Rule, last_promotion, next_promotion, rung_lengths
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 
 RULE = Rule(factor=3, is_maximized=False)
 

@@ -7,10 +7,10 @@ import pytest
 from support.recorded_sweeps import write_sweep
 
 from cloudtrain.errors import RunNotFoundError
-from cloudtrain.features.dashboard.sweep_record import importance_of, list_sweeps, sweep_document
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.space import Space
-from cloudtrain.sweeps.stored_sweep import find_stored
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.page_record import importance_of, list_sweeps, sweep_document
+from cloudtrain.features.sweeps.space import Space
+from cloudtrain.features.sweeps.stored_sweep import find_stored
 
 
 @pytest.fixture

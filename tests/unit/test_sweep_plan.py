@@ -7,9 +7,9 @@ import pytest
 from support.jobs import EXAMPLES
 
 from cloudtrain import SpecError
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.loader import LoadedSweep, load_sweep
-from cloudtrain.sweeps.planning import SweepPlan
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep
+from cloudtrain.features.sweeps.planning import SweepPlan
 
 pytest.importorskip("optuna")
 

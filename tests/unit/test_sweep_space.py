@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.sweeps.space import Choice, Range, Space, point_of
-from cloudtrain.sweeps.spec import Parameter
+from cloudtrain.features.sweeps.space import Choice, Range, Space, point_of
+from cloudtrain.features.sweeps.spec import Parameter
 
 WHEN = {"train.schedule": ("cosine",)}
 

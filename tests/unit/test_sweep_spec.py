@@ -9,7 +9,7 @@ from support.jobs import EXAMPLES
 import cloudtrain
 from cloudtrain import SpecError
 from cloudtrain.errors import UserError
-from cloudtrain.sweeps.loader import LoadedSweep, load_sweep, make_sweep
+from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep, make_sweep
 
 JOB = EXAMPLES / "digits" / "job.yaml"
 VALID = f"""\

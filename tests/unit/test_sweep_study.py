@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.features.sweeps.loader import make_sweep
+from cloudtrain.features.sweeps.space import point_of
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.study import Study
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.sweeps.loader import make_sweep
-from cloudtrain.sweeps.space import point_of
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.trial import Trial, TrialState
 
 pytest.importorskip("optuna")
 

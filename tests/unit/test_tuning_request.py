@@ -13,10 +13,10 @@ from support.plans import CODE, NOW, SETTINGS
 from cloudtrain import SpecError
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
+from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep
+from cloudtrain.features.sweeps.tuning_request import check_tuning, render_tuning, tuning_name
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.planner import make_plan
-from cloudtrain.sweeps.loader import LoadedSweep, load_sweep
-from cloudtrain.sweeps.tuning_request import check_tuning, render_tuning, tuning_name
 
 JOB = """\
 name: demo

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cloudtrain.bundle.archive import Bundle
     from cloudtrain.catalog import Prices
     from cloudtrain.planning.targets import Target
+    from cloudtrain.runs.billing import EndpointUse
     from cloudtrain.runs.previous_run import PreviousRun
-    from cloudtrain.runs.spending import EndpointUse
     from cloudtrain.settings.settings import Settings
     from cloudtrain.support.checks import Check
 

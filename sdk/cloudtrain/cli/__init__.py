@@ -41,7 +41,7 @@ _COMMANDS = {
     "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),
     "resume": ("cli.job", "Start a new run from a run's last checkpoint."),
     "sweep": (
-        "cli.sweep",
+        "features.sweeps.commands",
         "Search a job's fields for the best value of a metric, within a budget.",
     ),
     "status": ("cli.runs", "Show a run's status."),
@@ -54,7 +54,7 @@ _COMMANDS = {
     "list": ("cli.runs", "List runs, newest first."),
     "evaluate": ("features.evaluation.commands", "Evaluate a run's weights, without training."),
     "compare": ("cli.comparison", "Compare runs: settings that differ, and metrics."),
-    "costs": ("cli.costs", "Sum what runs and endpoints have cost."),
+    "costs": ("features.costs.commands", "Sum what runs and endpoints have cost."),
     "dashboard": ("features.dashboard.commands", "Show runs in the browser, live."),
     "report": ("features.dashboard.commands", "Write the page of runs into one HTML file."),
     "serve": ("features.serving.commands", "Serve a run's model on this machine."),
@@ -74,7 +74,7 @@ _COMMANDS = {
         "Print the script for completion in bash, zsh or fish.",
     ),
     "schema": ("cli.job", "Print the JSON Schema of job.yaml."),
-    "prices": ("cli.costs", "Show the prices of instances, and their age."),
+    "prices": ("features.costs.commands", "Show the prices of instances, and their age."),
 }
 
 

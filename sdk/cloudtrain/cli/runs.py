@@ -37,7 +37,7 @@ from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
-from cloudtrain.support.features import call_feature
+from cloudtrain.support.features import call_feature, has_feature
 from cloudtrain.support.units import format_size
 
 
@@ -406,10 +406,8 @@ def rm(
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than)
             best = {}
-            if keep_best:
-                from cloudtrain.sweeps.service import find_best_trials
-
-                best = find_best_trials()
+            if keep_best and has_feature("sweeps"):
+                best = call_feature("sweeps.service", "find_best_trials")
             found = removal.select_older(Client(), before, keep_best=keep_best, best_trials=best)
         sizes = {
             status.reference: removal.folder_bytes(removal.folder_of(status))

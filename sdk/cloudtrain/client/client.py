@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
-    from cloudtrain.runs.spending import Costs
     from cloudtrain.support.checks import Check
 
 
@@ -407,38 +406,9 @@ class Client:
             for _, status in self.session.list_runs(names, wanted, is_named=backends is not None)
         )
 
-    def costs(
-        self,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        by: str = "name",
-        backends: Iterable[str] | None = None,
-        billed: bool = False,
-    ) -> Costs:
-        """Return what runs and endpoints have cost: billed seconds x price, spot savings, and what was lost.
-
-        Args:
-            since: Only runs submitted at this time or later, and hours of endpoints from then; needed with `billed`.
-            until: Only runs submitted before this time, and hours of endpoints until then.
-            by: What the sums are grouped by: `name` of the job, `user`, `tag` (all tags), or `tag:KEY`.
-            backends: Names of backends; by default this machine and the account, as sandbox runs cost nothing.
-            billed: Add Cost Explorer's figure. AWS bills each call.
-
-        Raises:
-            UserError: `by` is none of these, or `billed` has no `since`.
-            CloudError: AWS refused or cannot be reached.
-        """
-        from cloudtrain.client.spending import read_costs
-
-        unsimulated = (name for name, each in BACKENDS.items() if not each.is_simulated)
-        names = tuple(unsimulated if backends is None else backends)
-        found = self.session.list_runs(
-            names, RunFilter(since=since, until=until), is_named=backends is not None
-        )
-        return read_costs(
-            found, self.session.find_backends(names), by, since=since, until=until, billed=billed
-        )
+    def costs(self, **given: Any) -> Any:
+        """Forward to the feature, for programs of the previews: use `cloudtrain.costs(client=client)`."""
+        return call_feature("costs.reading", "costs", client=self, **given)
 
     def compare(self, references: Iterable[RunLike]) -> Comparison:
         """Compare runs: the settings in which they differ, and the values of their metrics.

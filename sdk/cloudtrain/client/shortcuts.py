@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
-    from cloudtrain.runs.spending import Costs
     from cloudtrain.support.checks import Check
 
 
@@ -184,21 +183,6 @@ def list_runs(
     It reads all of them; the iterator `Client.list_runs` fetches pages as they are needed.
     """
     return RunList(Client(settings, observer=observer).list_runs(wanted, backends=backends))
-
-
-def costs(
-    *,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    by: str = "name",
-    backends: Iterable[str] | None = None,
-    billed: bool = False,
-    settings: Settings | None = None,
-    observer: Observer | None = None,
-) -> Costs:
-    """Return what runs have cost: see `Client.costs`."""
-    client = Client(settings, observer=observer)
-    return client.costs(since=since, until=until, by=by, backends=backends, billed=billed)
 
 
 def checkpoint_folder(reference: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from cloudtrain.bundle import ProgressCallback
+    from cloudtrain.runs.billing import Billing
     from cloudtrain.runs.downloads import Download, RunStorage
     from cloudtrain.runs.evaluations import Evaluation
-    from cloudtrain.runs.spending import Billing
 
 _RUN_NAME = re.compile(r"-?[a-zA-Z0-9][a-zA-Z0-9-]*")
 

@@ -25,13 +25,13 @@ from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.planning.plan import Plan
+from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
-from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import BackendFacts
 from cloudtrain.support.run_id import submitted_at

@@ -48,6 +48,7 @@ from cloudtrain.errors import (
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.preflight.secrets import check_local_secrets
+from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.downloads import CHECKPOINTS, PARTS, RunStorage
@@ -60,7 +61,6 @@ from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_fields, read_file
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
-from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.backend_facts import MACHINE_BACKEND

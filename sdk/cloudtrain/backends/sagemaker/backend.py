@@ -55,12 +55,12 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.service_job import render_payload
 from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
+from cloudtrain.runs.billing import Billing, EndpointUse
 from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.early_end import early_end
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
-from cloudtrain.runs.spending import Billing, EndpointUse
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings, has_sdk
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of

@@ -14,7 +14,7 @@ from cloudtrain.backends.sagemaker.job_states import (
 )
 from cloudtrain.backends.sagemaker.listing import read_cluster, uses_training_plan
 from cloudtrain.planning.warm_pool import read_pool
-from cloudtrain.runs.spending import Billing
+from cloudtrain.runs.billing import Billing
 
 _RESTARTS = ("Interrupted", "Restarting")
 

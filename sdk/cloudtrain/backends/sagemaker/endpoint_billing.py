@@ -16,7 +16,7 @@ from typing import Any
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.catalog import Prices
 from cloudtrain.job.job_fields import RUN_TAG
-from cloudtrain.runs.spending import Billing, EndpointUse
+from cloudtrain.runs.billing import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
 from cloudtrain.support.records import append_record, read_records
 from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_IN_SAGEMAKER

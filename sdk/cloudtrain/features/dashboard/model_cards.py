@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudtrain.client.shortcuts import get_run
 from cloudtrain.errors import CloudError, UserError
+from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import known_evaluations, read_plan, settings_of
 from cloudtrain.runs.downloads import BEST
 from cloudtrain.runs.evaluations import Evaluation, Measurement, evaluated_by
@@ -16,7 +17,6 @@ from cloudtrain.runs.history import EVENT_LINES, SPEED_METRICS, MetricHistory
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
-from cloudtrain.runs.spending import Billing
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event

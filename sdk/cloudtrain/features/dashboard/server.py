@@ -16,9 +16,9 @@ from cloudtrain.features.dashboard.access import SECURITY_HEADERS, AccessControl
 from cloudtrain.features.dashboard.feed import RunFeed
 from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_page
 from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
-from cloudtrain.features.dashboard.sweep_record import list_sweeps, sweep_document
 from cloudtrain.runs.comparison import Comparison
 from cloudtrain.runs.status import status_texts
+from cloudtrain.support.features import call_feature, has_feature
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -159,10 +159,20 @@ class Dashboard:
         return await _answer(read)
 
     async def _sweeps(self, _: Request) -> Response:
-        return await _answer(lambda: {"sweeps": list_sweeps()})
+        return await _answer(
+            lambda: {
+                "sweeps": call_feature("sweeps.page_record", "list_sweeps")
+                if has_feature("sweeps")
+                else []
+            }
+        )
 
     async def _sweep(self, request: Request) -> Response:
-        return await _answer(lambda: sweep_document(request.path_params["name"]))
+        return await _answer(
+            lambda: call_feature(
+                "sweeps.page_record", "sweep_document", request.path_params["name"]
+            )
+        )
 
     async def _act(self, request: Request) -> Response:
         reference, action = request.path_params["reference"], request.path_params["action"]

@@ -28,9 +28,9 @@ from cloudtrain.aws.s3_objects import (
     put_object,
 )
 from cloudtrain.errors import CloudError, UserError
+from cloudtrain.features.sweeps.stored_sweep import SWEEP_FILE, SWEEPS_FOLDER
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import submit_order
-from cloudtrain.sweeps.stored_sweep import SWEEP_FILE, SWEEPS_FOLDER
 
 _DATABASE = "sweep.db"
 _LOCK = "lock.json"

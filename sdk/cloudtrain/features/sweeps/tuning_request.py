@@ -14,6 +14,9 @@ from typing import Any
 from cloudtrain import catalog
 from cloudtrain.catalog.service_limits import TUNING_JOB, check_request, limit_of, members_of
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.features.sweeps.loader import LoadedSweep
+from cloudtrain.features.sweeps.space import Choice, Dimension, Range, Space
+from cloudtrain.features.sweeps.spec import BAYESIAN, GRID, HYPERBAND, RANDOM
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.sections.train import Train
@@ -22,9 +25,6 @@ from cloudtrain.planning.placement import LAUNCHER_TOOLKIT
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.request import metric_definition, metric_definitions
 from cloudtrain.support.field_path import FieldPath
-from cloudtrain.sweeps.loader import LoadedSweep
-from cloudtrain.sweeps.space import Choice, Dimension, Range, Space
-from cloudtrain.sweeps.spec import BAYESIAN, GRID, HYPERBAND, RANDOM
 from cloudtrain_runtime.contract import CODE_CHANNEL, RunConfig, SearchedValue
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.contract.trial import ARGUMENTS, TRAIN

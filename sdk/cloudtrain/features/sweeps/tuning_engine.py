@@ -17,16 +17,16 @@ from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import UserError
+from cloudtrain.features.sweeps.results import SweepState, SweepStatus
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.trial import Trial, TrialState
+from cloudtrain.features.sweeps.tuning_request import TuningPlan, render_tuning, searched_values
 from cloudtrain.job.job_fields import SWEEP_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.backend_facts import facts_of
-from cloudtrain.sweeps.results import SweepState, SweepStatus
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.trial import Trial, TrialState
-from cloudtrain.sweeps.tuning_request import TuningPlan, render_tuning, searched_values
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import TrialError, read_values
 

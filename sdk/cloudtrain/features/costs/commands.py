@@ -62,8 +62,8 @@ def costs(
 
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
     """
-    from cloudtrain.client.shortcuts import costs as read_costs
-    from cloudtrain.console.costs import print_costs, print_costs_csv
+    from cloudtrain.features.costs.output import print_costs, print_costs_csv
+    from cloudtrain.features.costs.reading import costs as read_costs
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
@@ -91,7 +91,7 @@ def prices(region: str | None, refresh: bool, as_json: bool) -> None:
     from cloudtrain import catalog
     from cloudtrain.catalog import service_limits
     from cloudtrain.client.account import find_settings, known_prices, refresh_prices
-    from cloudtrain.console.costs import prices_to_json, print_prices
+    from cloudtrain.features.costs.output import prices_to_json, print_prices
 
     region = region or find_settings().region or catalog.bundled_prices().regions[0]
     if region not in service_limits.regions() and not refresh:

@@ -14,18 +14,18 @@ from typing import Any
 
 from cloudtrain.client.planning_inputs import Planner
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.features.sweeps.halving import rung_lengths
+from cloudtrain.features.sweeps.loader import LoadedSweep
+from cloudtrain.features.sweeps.space import Choice, Dimension, Space
+from cloudtrain.features.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE, Rungs, SweepSpec
+from cloudtrain.features.sweeps.study import grid_of
+from cloudtrain.features.sweeps.trial import Trial
+from cloudtrain.features.sweeps.tuning_request import check_tuning
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_usd
-from cloudtrain.sweeps.halving import rung_lengths
-from cloudtrain.sweeps.loader import LoadedSweep
-from cloudtrain.sweeps.space import Choice, Dimension, Space
-from cloudtrain.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE, Rungs, SweepSpec
-from cloudtrain.sweeps.study import grid_of
-from cloudtrain.sweeps.trial import Trial
-from cloudtrain.sweeps.tuning_request import check_tuning
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _FOLDERS_OF_CODE = ("code.directory", "code.include")

@@ -13,7 +13,7 @@ from cloudtrain.support.units import format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
-    from cloudtrain.runs.spending import CostGroup, Costs
+    from cloudtrain.features.costs.sums import CostGroup, Costs
 
 
 def prices_to_json(prices: Prices, region: str, today: date) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import Problem, SpecError, UserError
+from cloudtrain.features.sweeps.spec import SAGEMAKER_ENGINE, SweepSpec
 from cloudtrain.job.diagnostics import to_problem
 from cloudtrain.job.document import Document, SourceLocation, dotted, read_document
 from cloudtrain.job.loader import validate_document
 from cloudtrain.job.spec import JobSpec, LoadedJob, check_document, load_job
-from cloudtrain.sweeps.spec import SAGEMAKER_ENGINE, SweepSpec
 
 _JOB = ("job",)
 

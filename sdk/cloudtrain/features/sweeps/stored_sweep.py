@@ -15,13 +15,13 @@ from typing import IO, Any, Self
 
 from cloudtrain.client.home import all_homes
 from cloudtrain.errors import RunNotFoundError, UserError, did_you_mean
+from cloudtrain.features.sweeps.loader import LoadedSweep, check_sweep
 from cloudtrain.job.document import Document
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, make_run_id, written_order
-from cloudtrain.sweeps.loader import LoadedSweep, check_sweep
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SWEEPS_FOLDER = "sweeps"

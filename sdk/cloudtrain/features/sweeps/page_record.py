@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from cloudtrain.errors import MissingExtraError
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.results import SweepStatus
-from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of
-from cloudtrain.sweeps.stored_sweep import find_stored, known_sweeps
-from cloudtrain.sweeps.study import check_optuna
-from cloudtrain.sweeps.trial import Trial, TrialState
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.results import SweepStatus
+from cloudtrain.features.sweeps.space import Choice, Dimension, Space, label_of
+from cloudtrain.features.sweeps.stored_sweep import find_stored, known_sweeps
+from cloudtrain.features.sweeps.study import check_optuna
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 
 _LEAST_TRIALS = 4
 """Trials that have succeeded, below which an importance would be noise."""

@@ -9,6 +9,18 @@ from typing import Any
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
 from cloudtrain.errors import RunNotFoundError, UserError
+from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep, make_sweep
+from cloudtrain.features.sweeps.planning import describe, job_of
+from cloudtrain.features.sweeps.results import (
+    SweepState,
+    SweepStatus,
+    describe_trial,
+    summarize_status,
+)
+from cloudtrain.features.sweeps.space import Space
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep, find_stored
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.job.document import parse_document
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.run import Run
@@ -16,13 +28,6 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import choose_backend
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, Summary, printable
-from cloudtrain.sweeps import service
-from cloudtrain.sweeps.loader import LoadedSweep, load_sweep, make_sweep
-from cloudtrain.sweeps.planning import describe, job_of
-from cloudtrain.sweeps.results import SweepState, SweepStatus, describe_trial, summarize_status
-from cloudtrain.sweeps.space import Space
-from cloudtrain.sweeps.stored_sweep import StoredSweep, find_stored
-from cloudtrain.sweeps.trial import Trial, TrialState
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 

@@ -9,14 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from cloudtrain.client.client import Client
+from cloudtrain.client.observer import Observer
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError, did_you_mean
+from cloudtrain.features.costs.cost_explorer import fetch_billed
+from cloudtrain.features.costs.sums import Costs, LostWork, RunCost, measure_lost_work, sum_costs
 from cloudtrain.job.job_fields import OWN_TAG_PREFIX
+from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import PLAN, read_fields
-from cloudtrain.runs.spending import Billing, Costs, LostWork, RunCost, measure_lost_work, sum_costs
+from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import BACKENDS
 from cloudtrain_runtime.contract import parse_event
 
 if TYPE_CHECKING:
@@ -29,6 +36,43 @@ _GROUPS = ("name", "user", "tag")
 _KEY = "tag:"
 _USER_TAG = "user"
 _REQUESTS_AT_ONCE = 8
+
+
+def costs(
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    by: str = "name",
+    backends: Iterable[str] | None = None,
+    billed: bool = False,
+    settings: Settings | None = None,
+    observer: Observer | None = None,
+    client: Client | None = None,
+) -> Costs:
+    """Return what runs and endpoints have cost: billed seconds x price, spot savings, and what was lost.
+
+    Args:
+        since: Only runs submitted at this time or later, and hours of endpoints from then; needed with `billed`.
+        until: Only runs submitted before this time, and hours of endpoints until then.
+        by: What the sums are grouped by: `name` of the job, `user`, `tag` (all tags), or `tag:KEY`.
+        backends: Names of backends; by default this machine and the account, as sandbox runs cost nothing.
+        billed: Add Cost Explorer's figure. AWS bills each call.
+        settings: The account; by default from environment and files.
+        observer: Receives what is reported meanwhile, such as a backend that cannot be reached.
+        client: The client whose runs are summed, in place of `settings` and `observer`.
+
+    Raises:
+        UserError: `by` is none of these, or `billed` has no `since`.
+        CloudError: AWS refused or cannot be reached.
+    """
+    session = (client or Client(settings, observer=observer)).session
+    unsimulated = (name for name, each in BACKENDS.items() if not each.is_simulated)
+    names = tuple(unsimulated if backends is None else backends)
+    wanted = RunFilter(since=since, until=until)
+    found = session.list_runs(names, wanted, is_named=backends is not None)
+    return read_costs(
+        found, session.find_backends(names), by, since=since, until=until, billed=billed
+    )
 
 
 def read_costs(
@@ -54,8 +98,6 @@ def read_costs(
         UserError: `by` is none of these, or `billed` has no `since`.
         CloudError: AWS refused or cannot be reached.
     """
-    from cloudtrain.aws.cost_explorer import fetch_billed
-
     if by not in _GROUPS and (not by.startswith(_KEY) or by == _KEY):
         raise UserError(
             f"costs cannot be grouped by {by!r}", f"{did_you_mean(by, _GROUPS)} (or tag:KEY)"

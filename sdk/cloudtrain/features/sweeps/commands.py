@@ -12,7 +12,7 @@ from cloudtrain.cli.options import account_options, backend_options, json_option
 from cloudtrain.support.backend_facts import backend_option
 
 if TYPE_CHECKING:
-    from cloudtrain.sweeps.trial import Trial
+    from cloudtrain.features.sweeps.trial import Trial
 
 _RUN, _PLAN = "run", "plan"
 
@@ -37,7 +37,7 @@ def _complete_sweeps(
     _: click.Context, __: click.Parameter | None, incomplete: str
 ) -> list[CompletionItem]:
     """Return the ids of this machine's sweeps that begin with a text, the newest first."""
-    from cloudtrain.sweeps.stored_sweep import known_sweeps
+    from cloudtrain.features.sweeps.stored_sweep import known_sweeps
 
     return [
         CompletionItem(name) for name in ("latest", *known_sweeps()) if name.startswith(incomplete)
@@ -72,9 +72,9 @@ def sweep() -> None:
 def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) -> None:
     """Show space, number of trials, price per trial and ceiling. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
-    from cloudtrain.console.sweeps import print_sweep_plan
-    from cloudtrain.sweeps import service
-    from cloudtrain.sweeps.loader import load_sweep
+    from cloudtrain.features.sweeps import service
+    from cloudtrain.features.sweeps.loader import load_sweep
+    from cloudtrain.features.sweeps.output import print_sweep_plan
 
     loaded = load_sweep(file)
     with console.spinner("planning every bound, every choice and samples"):
@@ -100,11 +100,11 @@ def run_(
 ) -> int:
     """Start a sweep, or continue an unfinished one of the same content. It continues when this command ends."""
     from cloudtrain.client.account import find_settings
-    from cloudtrain.console import sweeps as shown
-    from cloudtrain.sweeps import service
-    from cloudtrain.sweeps.handle import Sweep
-    from cloudtrain.sweeps.kept_code import has_changed
-    from cloudtrain.sweeps.loader import load_sweep
+    from cloudtrain.features.sweeps import output as shown
+    from cloudtrain.features.sweeps import service
+    from cloudtrain.features.sweeps.handle import Sweep
+    from cloudtrain.features.sweeps.kept_code import has_changed
+    from cloudtrain.features.sweeps.loader import load_sweep
 
     loaded, settings = load_sweep(file), find_settings(file, flags)
     with console.spinner("planning every bound, every choice and samples"):
@@ -134,8 +134,8 @@ def run_(
 @json_option
 def status(name: str, as_json: bool) -> None:
     """Show the state of a sweep, its budget, and the ranking of its trials."""
-    from cloudtrain.console.sweeps import print_sweep
-    from cloudtrain.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.output import print_sweep
 
     found = get_sweep(name).status()
     console.print_answer(found.to_json, lambda: print_sweep(found), as_json=as_json)
@@ -146,8 +146,8 @@ def status(name: str, as_json: bool) -> None:
 @json_option
 def follow(name: str, as_json: bool) -> int:
     """Show the ranking of a sweep until it ends. Ctrl-C leaves the sweep running."""
-    from cloudtrain.console.sweeps import follow_sweep
-    from cloudtrain.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.output import follow_sweep
 
     return follow_sweep(get_sweep(name), as_json=as_json)
 
@@ -157,8 +157,8 @@ def follow(name: str, as_json: bool) -> int:
 @json_option
 def stop(name: str, as_json: bool) -> None:
     """Stop a sweep and its active runs, and wait for their end."""
-    from cloudtrain.console.sweeps import print_sweep
-    from cloudtrain.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.output import print_sweep
 
     found = get_sweep(name)
     with console.spinner("waiting for the end of the active runs"):
@@ -173,7 +173,7 @@ def stop(name: str, as_json: bool) -> None:
 @json_option
 def best(name: str, write: str | None, as_json: bool) -> None:
     """Show the best trial of a sweep; with --write, write its job into a file."""
-    from cloudtrain.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.handle import get_sweep
 
     found = get_sweep(name)
     _show_trial(found.id, found.best if write is None else found.write_job(write), as_json=as_json)
@@ -188,15 +188,15 @@ def best(name: str, write: str | None, as_json: bool) -> None:
 @json_option
 def show(name: str, trial: int, as_json: bool) -> None:
     """Show one trial of a sweep: its values, its runs and its result."""
-    from cloudtrain.sweeps.handle import get_sweep
+    from cloudtrain.features.sweeps.handle import get_sweep
 
     found = get_sweep(name)
     _show_trial(found.id, found.trial(trial), as_json=as_json)
 
 
 def _show_trial(sweep_id: str, trial: Trial, *, as_json: bool) -> None:
-    from cloudtrain.console.sweeps import print_trial
-    from cloudtrain.sweeps.results import trial_json
+    from cloudtrain.features.sweeps.output import print_trial
+    from cloudtrain.features.sweeps.results import trial_json
 
     content = {"sweep": sweep_id, **trial_json(trial)}
     console.print_answer(lambda: content, lambda: print_trial(sweep_id, trial), as_json=as_json)

@@ -12,24 +12,24 @@ from cloudtrain.client.client import Client
 from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
 from cloudtrain.client.removal import BestTrial
 from cloudtrain.errors import CloudtrainError, SpecError, UserError
-from cloudtrain.job.spec import JobSpec
-from cloudtrain.runs.run import Run
-from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import DEFAULT_BACKEND, backend_option, facts_of
-from cloudtrain.sweeps.controller import Controller
-from cloudtrain.sweeps.kept_code import code_of, keep_code, read_code
-from cloudtrain.sweeps.loader import LoadedSweep
-from cloudtrain.sweeps.planning import SweepPlan, plan_sweep
-from cloudtrain.sweeps.results import SweepState, SweepStatus
-from cloudtrain.sweeps.shared_copy import SharedSweeps
-from cloudtrain.sweeps.stored_sweep import (
+from cloudtrain.features.sweeps.controller import Controller
+from cloudtrain.features.sweeps.kept_code import code_of, keep_code, read_code
+from cloudtrain.features.sweeps.loader import LoadedSweep
+from cloudtrain.features.sweeps.planning import SweepPlan, plan_sweep
+from cloudtrain.features.sweeps.results import SweepState, SweepStatus
+from cloudtrain.features.sweeps.shared_copy import SharedSweeps
+from cloudtrain.features.sweeps.stored_sweep import (
     SWEEPS_FOLDER,
     StoredSweep,
     identity_of,
     known_sweeps,
 )
-from cloudtrain.sweeps.study import Study, check_optuna
-from cloudtrain.sweeps.tuning_engine import TuningEngine
+from cloudtrain.features.sweeps.study import Study, check_optuna
+from cloudtrain.features.sweeps.tuning_engine import TuningEngine
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.runs.run import Run
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import DEFAULT_BACKEND, backend_option, facts_of
 
 
 def plan(
@@ -171,7 +171,7 @@ def start(
     code_of(stored)
     start_background(
         f"the controller of {stored.id}",
-        ["cloudtrain.sweeps", str(stored.folder)],
+        ["cloudtrain.features.sweeps", str(stored.folder)],
         stored.log,
         # A sweep that has nothing left to do ends before its lock is seen.
         lambda code: code == 0 or stored.is_controlled,

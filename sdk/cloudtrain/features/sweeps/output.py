@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
+from cloudtrain.features.sweeps.results import SweepState, ranking_rows, status_rows
 from cloudtrain.support.backend_facts import backend_option
 from cloudtrain.support.notebook.summary import printable
 from cloudtrain.support.units import format_usd
-from cloudtrain.sweeps.results import SweepState, ranking_rows, status_rows
 
 if TYPE_CHECKING:
-    from cloudtrain.sweeps.handle import Sweep
-    from cloudtrain.sweeps.planning import SweepPlan
-    from cloudtrain.sweeps.results import SweepStatus
-    from cloudtrain.sweeps.stored_sweep import StoredSweep
-    from cloudtrain.sweeps.trial import Trial
+    from cloudtrain.features.sweeps.handle import Sweep
+    from cloudtrain.features.sweeps.planning import SweepPlan
+    from cloudtrain.features.sweeps.results import SweepStatus
+    from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+    from cloudtrain.features.sweeps.trial import Trial
 
 _COLOURS = {
     "SUCCEEDED": "32",

@@ -1,4 +1,4 @@
-"""The process of a sweep's controller: `python -m cloudtrain.sweeps FOLDER`. It ends with the sweep."""
+"""The process of a sweep's controller: `python -m cloudtrain.features.sweeps FOLDER`. It ends with the sweep."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cloudtrain.errors import EXIT_BUG, CloudtrainError
-from cloudtrain.sweeps.service import control
-from cloudtrain.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.service import control
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
 
 def main(folder: str) -> int:

@@ -8,11 +8,11 @@ from enum import StrEnum
 from typing import Any
 
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_usd
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.trial import Budget, Trial, TrialState
 
 _SHOWN_TRIALS = 5
 _BEST = ("number", "run", "objective", "values")

@@ -28,6 +28,20 @@ from cloudtrain.errors import (
     UnreadableStateError,
     nearest,
 )
+from cloudtrain.features.sweeps.halving import Rule, last_promotion, next_promotion
+from cloudtrain.features.sweeps.machine_shares import (
+    MachineShare,
+    describe_shares,
+    limited_to,
+    share_machine,
+)
+from cloudtrain.features.sweeps.outside_causes import cause_of_end, cause_of_error, full_disk
+from cloudtrain.features.sweeps.planning import job_of, length_field, lengths_of
+from cloudtrain.features.sweeps.results import SweepState, describe_trial
+from cloudtrain.features.sweeps.spec import Rungs
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
+from cloudtrain.features.sweeps.study import Study
+from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState, settle
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.history import read_history
@@ -37,20 +51,6 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import format_duration, format_usd
-from cloudtrain.sweeps.halving import Rule, last_promotion, next_promotion
-from cloudtrain.sweeps.machine_shares import (
-    MachineShare,
-    describe_shares,
-    limited_to,
-    share_machine,
-)
-from cloudtrain.sweeps.outside_causes import cause_of_end, cause_of_error, full_disk
-from cloudtrain.sweeps.planning import job_of, length_field, lengths_of
-from cloudtrain.sweeps.results import SweepState, describe_trial
-from cloudtrain.sweeps.spec import Rungs
-from cloudtrain.sweeps.stored_sweep import StoredSweep
-from cloudtrain.sweeps.study import Study
-from cloudtrain.sweeps.trial import Budget, Trial, TrialState, settle
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _IDLE_SECONDS = 0.2

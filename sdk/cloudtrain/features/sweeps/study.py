@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import MissingExtraError
+from cloudtrain.features.sweeps.space import Choice, Dimension, Space, label_of, point_of
+from cloudtrain.features.sweeps.spec import BAYESIAN, GRID, SweepSpec
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.support.installation import install_command
-from cloudtrain.sweeps.space import Choice, Dimension, Space, label_of, point_of
-from cloudtrain.sweeps.spec import BAYESIAN, GRID, SweepSpec
-from cloudtrain.sweeps.trial import Trial, TrialState
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
-    from cloudtrain.sweeps.stored_sweep import StoredSweep
+    from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
 _RECORD = "cloudtrain"
 _END = "cloudtrain_end"

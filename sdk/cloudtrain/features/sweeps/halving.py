@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cloudtrain.sweeps.trial import Trial, TrialState
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.errors import CloudtrainError, UserError
+from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, GitSource
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain.sweeps.stored_sweep import StoredSweep
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _FOLDER = "code"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.sweeps.spec import Parameter, is_equal
+from cloudtrain.features.sweeps.spec import Parameter, is_equal
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 Values = Mapping[str, Any]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from cloudtrain.features.sweeps.spec import SweepSpec
 from cloudtrain.job.fields import sections_of
 from cloudtrain.job.schema import DIALECT, describe_section
-from cloudtrain.sweeps.spec import SweepSpec
 
 
 def sweep_schema() -> dict[str, Any]:

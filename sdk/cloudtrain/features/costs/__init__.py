@@ -1,0 +1,1 @@
+"""Costs: what runs and endpoints have cost, and the prices of instances."""
