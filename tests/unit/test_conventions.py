@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.jobs import EXAMPLES
 
+from cloudtrain import plan
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions, read_conventions
 from cloudtrain.planning.diagnostics import run_step
@@ -52,6 +55,33 @@ def test_a_warning_about_the_source_is_not_shown(tmp_path: Path) -> None:
         warnings.simplefilter("always")
         read(tmp_path, train="import lib\npattern = '\\d'\n", lib="pattern = '\\w'\n")
     assert found == []
+
+
+def test_a_plan_parses_and_walks_each_module_once(
+    job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[object] = []
+    walked: list[ast.AST] = []
+    parse, walk = ast.parse, ast.walk
+
+    def counting_parse(source: Any, *args: Any, **options: Any) -> Any:
+        parsed.append(source)
+        return parse(source, *args, **options)
+
+    def counting_walk(node: ast.AST) -> Iterator[ast.AST]:
+        walked.extend([node] if isinstance(node, ast.Module) else [])
+        return walk(node)
+
+    monkeypatch.setattr(ast, "parse", counting_parse)
+    monkeypatch.setattr(ast, "walk", counting_walk)
+    script, library = (
+        "import torch.distributed, lib  # once\nlib.run()\n",
+        "def run(): ...  # once\n",
+    )
+    text = "name: x\ncode: {script: train.py}\ncluster: {instance_type: ml.g5.xlarge}\n"
+    plan(job(text, train_py=script, lib_py=library))
+    assert [each for each in parsed if each in (script, library)] == [script, library]
+    assert len(walked) == len({script, library})
 
 
 def test_equal_modules_are_read_one_by_one(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _read_script(
     launcher = _first(modules, signs.find_launcher) or code.first_launcher(started)
     saves_by_runtime = any(map(signs.uses_checkpoints, modules))
     return ScriptConventions(
-        local_rank=next(filter(None, map(signs.find_local_rank_option, modules)), None),
+        local_rank=next(filter(None, map(signs.local_rank_option, modules)), None),
         spawn=spawn,
         launcher=launcher,
         own_rank=_first_own_rank(modules),

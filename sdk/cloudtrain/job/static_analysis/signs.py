@@ -136,7 +136,7 @@ def find_launcher(module: Module) -> int | None:
     return next(_without_other_starts(module, _command_lines(module)), None)
 
 
-def find_local_rank_option(module: Module) -> str | None:
+def local_rank_option(module: Module) -> str | None:
     """Return the option for the local rank that a module defines, as it spells it, or None."""
     for call in module.calls:
         if getattr(call.func, "attr", getattr(call.func, "id", "")) in _DEFINING:
@@ -150,7 +150,7 @@ def names_launcher_rank(module: Module) -> bool:
     """Return whether a module names a variable or option by which a launcher says which rank this is."""
     if any(_ROLES.search(text) for _, text in module.texts):
         return True
-    return find_local_rank_option(module) is not None
+    return local_rank_option(module) is not None
 
 
 def find_host_names(module: Module) -> int | None:
