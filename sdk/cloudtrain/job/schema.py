@@ -124,6 +124,15 @@ def field_docs(section: type[Section]) -> Mapping[str, str]:
 
     They are parsed from the source text, because pydantic could collect them only at every import of the models.
     """
+    docs: dict[str, str] = {}
+    for each in reversed(section.mro()):
+        # Fields that a model inherits are described where they are defined.
+        if issubclass(each, Section):
+            docs |= _own_field_docs(each)
+    return docs
+
+
+def _own_field_docs(section: type[Section]) -> dict[str, str]:
     module = ast.parse(textwrap.dedent(inspect.getsource(section)))
     definition = next(node for node in module.body if isinstance(node, ast.ClassDef))
     docs = {"": (ast.get_docstring(definition) or "").split("\n\n")[0].replace("\n", " ")}
