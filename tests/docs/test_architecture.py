@@ -1,5 +1,6 @@
 """The architecture page and CONTRIBUTING name paths and packages that exist."""
 
+import ast
 import re
 
 import pytest
@@ -23,13 +24,28 @@ def test_paths_in_backticks_exist(page: str) -> None:
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
-def test_names_after_paths_are_defined_there() -> None:
-    found = re.findall(r"`([\w/]+\.py)` \(`(\w+)`\)", PAGES["docs/architecture.md"])
-    assert len(found) > 2
-    for path, name in found:
-        assert re.search(
-            rf"^(class|def) {name}\b", (REPOSITORY / path).read_text(encoding="utf-8"), re.MULTILINE
-        ), name
+PURE = ("planning", "job", "catalog", "secrets")
+CALLS = {"subprocess", "socket", "http", "urllib.request", "boto3", "botocore", "multiprocessing"}
+WRITES = {"write_text", "write_bytes", "write_atomically", "mkdir", "touch", "unlink", "rename"}
+
+
+@pytest.mark.parametrize("package", PURE)
+def test_packages_below_the_line_call_and_write_nothing(package: str) -> None:
+    found = set()
+    for path in (REPOSITORY / "sdk" / "cloudtrain" / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            if isinstance(node, ast.Call):
+                function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                names = [function] if function in WRITES else []
+            found |= {
+                (path.name, name)
+                for name in names
+                if name in WRITES or any(f"{name}.".startswith(f"{each}.") for each in CALLS)
+            }
+    assert found <= {("service_limits.py", "mkdir"), ("service_limits.py", "write_atomically")}
 
 
 def test_picture_shows_every_package() -> None:

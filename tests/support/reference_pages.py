@@ -22,6 +22,7 @@ from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
+from support.module_index import modules_page
 from support.outside_inputs import modules_table, sources_table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -175,7 +176,11 @@ def pages() -> dict[Path, str]:
     """Return the expected content of each page."""
     names = ("command-line.md", "events.md", "request.md", "outside-inputs.md")
     made = {REFERENCE / name: _with_generated_parts(REFERENCE / name) for name in names}
-    return {REFERENCE / "job-yaml.md": reference_page(), **made}
+    return {
+        REFERENCE / "job-yaml.md": reference_page(),
+        REFERENCE / "modules.md": modules_page(),
+        **made,
+    }
 
 
 def _with_generated_parts(page: Path) -> str:

@@ -1,4 +1,4 @@
-"""The client: one object with every verb, such as plan, check, submit, status and stop.
+"""The client: one object with the verbs of the core, such as plan, check, submit, status and stop.
 
 - `client`: the class `Client`; `shortcuts` has the same verbs as functions, on a default client.
 - `planning_inputs`: read and check the code folder and the data, and make the plan.

@@ -1,4 +1,4 @@
-"""`Client`: every verb of cloudtrain, for one account."""
+"""`Client`: the verbs of the core, for one account: plan, check, submit, resume, status, stop and others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Checkpoints in a folder or in S3: list, find, verify and export.
 
-A separate process of the runtime reads them. So the rules for complete checkpoints exist only once, and this process
-needs neither torch nor the other packages.
+A process of the runtime reads them, by the runtime's own rules, so that this process needs neither torch nor numpy.
 """
 
 from __future__ import annotations

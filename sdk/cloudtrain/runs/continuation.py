@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 
 from cloudtrain.errors import UserError
-from cloudtrain.planning.continuation import AUTO, Continuation, find_continuation, manifests_in
+from cloudtrain.planning.continuation import AUTO, Continuation, find_continuation
 from cloudtrain.planning.plan import Plan
+from cloudtrain.support.regular_files import read_regular
+from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests, step_of_folder
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.manifest import Manifest
 
 
 def add_continuation(plan: Plan) -> Plan:
@@ -55,3 +60,44 @@ def _describe_other_training(found: Continuation) -> str:
     return (
         f"the checkpoints in checkpoint.uri are another training's ({whose}: {found.differences})"
     )
+
+
+def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
+    """Yield the manifests of a folder's complete checkpoints, newest first.
+
+    Args:
+        folder: A folder of checkpoints, or one checkpoint.
+        run: Only checkpoints of this run; an empty text for any run.
+    """
+    is_checkpoint = step_of_folder(folder.name) is not None
+    store = _LocalStore(folder.parent, folder.name) if is_checkpoint else _LocalStore(folder)
+    yield from (each for each in complete_manifests(store) if run in ("", each.run))
+
+
+class _LocalStore:
+    """A folder of checkpoints on this machine, or one of them. The run reports what cannot be read."""
+
+    def __init__(self, root: Path, only: str = "") -> None:
+        self._root = root
+        self._only = only
+
+    def folders(self) -> dict[str, dict[str, int]]:
+        names = [self._only]
+        if not self._only:
+            try:
+                names = [path.name for path in self._root.iterdir()]
+            except OSError:
+                return {}
+        return {name: self._sizes(name) for name in names if step_of_folder(name) is not None}
+
+    def _sizes(self, folder: str) -> dict[str, int]:
+        try:
+            return {path.name: path.stat().st_size for path in (self._root / folder).iterdir()}
+        except OSError:
+            return {}
+
+    def read(self, folder: str, name: str) -> bytes | None:
+        try:
+            return read_regular(self._root / folder / name)
+        except OSError:
+            return None

@@ -12,7 +12,7 @@ from support.jobs import Cli
 from support.preflight import JOB, SCRIPT, Checks, client, only_failure, put, save, start_job
 
 import cloudtrain
-from cloudtrain.planning.continuation import manifests_in
+from cloudtrain.runs.continuation import manifests_in
 from cloudtrain.support.checks import Result
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import FolderStorage
