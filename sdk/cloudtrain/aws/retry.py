@@ -190,8 +190,9 @@ def poll(
             before, known = known, changing(answer)
             seconds = max(backoff.next_seconds(changed=known != before), least_seconds)
         if deadline is not None:
-            seconds = min(seconds, max(0.0, deadline - time.monotonic()))
-            if seconds == 0.0:
+            rest = deadline - time.monotonic()
+            if rest <= 0.0:
                 return
+            seconds = min(seconds, rest)
         if (pause or time.sleep)(seconds):
             return
