@@ -12,7 +12,7 @@ import pytest
 
 import cloudtrain
 from cloudtrain.errors import Problem, SpecError, UserError
-from cloudtrain.errors.hints import in_python
+from cloudtrain.errors.python_hints import in_python
 
 SOURCES = Path(inspect.getfile(cloudtrain)).parent
 

@@ -9,7 +9,7 @@ import pytest
 
 from cloudtrain.failure_rules.rules import ranks
 from cloudtrain.failure_rules.rules.base import Causality
-from cloudtrain.job.launchers import find_rank_starter
+from cloudtrain.job.launcher_choice import find_rank_starter
 from cloudtrain.job.static_analysis.conventions import read_conventions
 from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
 from cloudtrain.job.static_analysis.signs import find_launcher

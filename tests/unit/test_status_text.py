@@ -28,8 +28,8 @@ from cloudtrain.console.panel import Panel
 from cloudtrain.console.runs import print_runs, status_rows
 from cloudtrain.console.status_fields import device_row
 from cloudtrain.features.dashboard.run_record import run_row
+from cloudtrain.runs.notebook_list import RunList
 from cloudtrain.runs.progress import fold_events
-from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import (
     State,

@@ -16,8 +16,8 @@ from support.run_logs import LoggedRun
 import cloudtrain
 from cloudtrain import Check, Explanation, FailureClass, JobSpec, Run, State, Status
 from cloudtrain.console.status_fields import metrics_row
+from cloudtrain.runs.notebook_list import MOST_ROWS, RunList
 from cloudtrain.runs.progress import Progress, fold_events
-from cloudtrain.runs.run_list import MOST_ROWS, RunList
 from cloudtrain.support.checks import failed, passed
 from cloudtrain.support.notebook.summary import Summary
 

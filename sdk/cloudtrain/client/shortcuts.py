@@ -14,9 +14,9 @@ from cloudtrain.job.spec import JobSpec, load_job
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
+from cloudtrain.runs.notebook_list import RunList
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
-from cloudtrain.runs.run_list import RunList
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import choose_backend

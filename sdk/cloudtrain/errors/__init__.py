@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.errors.hints import in_python
+from cloudtrain.errors.python_hints import in_python
 from cloudtrain_runtime.contract.nearest_name import did_you_mean as did_you_mean
 from cloudtrain_runtime.contract.nearest_name import nearest as nearest
 from cloudtrain_runtime.contract.redaction import redact

@@ -11,7 +11,7 @@ from cloudtrain import catalog
 from cloudtrain.errors import nearest
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.launchers import OWN, TORCHRUN, choose_launcher
+from cloudtrain.job.launcher_choice import OWN, TORCHRUN, choose_launcher
 from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec

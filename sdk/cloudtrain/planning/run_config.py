@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.job.arguments import script_argv
-from cloudtrain.job.launchers import OWN
+from cloudtrain.job.launcher_choice import OWN
 from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.placement import CPU_PROCESSES
