@@ -121,8 +121,10 @@ def _run_job(tree: MlTree, stop: _Stop) -> int:
     # The plan has made the same check. This one covers jobs that another version planned.
     mistakes = []
     if config.task and isinstance(config.args, dict):
-        is_included = (tree.include / config.task.partition(":")[0].partition(".")[0]).is_dir()
-        mistakes = check_task(tree.include if is_included else tree.code, config.task, config.args)
+        package = config.task.partition(":")[0].partition(".")[0]
+        is_included = (tree.include / package).is_dir()
+        folder = tree.include if is_included else tree.code
+        mistakes = check_task(folder, config.task, config.args)
     if mistakes:
         return _fail_host(host, [f"error: {each}" for each in mistakes])
     return _run(tree, config, host, stop)
@@ -176,11 +178,13 @@ def _run_ranks(
     }
     if calls := _start_calls(tree, config):
         environment["PYTHONPATH"] = _write_start_module(tree, calls, environment.get("PYTHONPATH"))
-    metrics = MetricReader(config.metrics) if config.metrics and host.rank == 0 else None
-    has_pipe = bool(config.secrets) or metrics is not None
-    output = (
-        RankOutput((environment[name] for name in config.secrets), metrics) if has_pipe else None
-    )
+    metrics = None
+    if config.metrics and host.rank == 0:
+        metrics = MetricReader(config.metrics)
+    # Without secrets and metrics, the ranks write to the log themselves.
+    output = None
+    if config.secrets or metrics is not None:
+        output = RankOutput((environment[name] for name in config.secrets), metrics)
     command = [sys.executable, "-m", _AGENT, *torchrun_arguments(config, host, os.environ)]
     descriptor = None if output is None else output.descriptor
     agent = subprocess.Popen(
@@ -191,7 +195,8 @@ def _run_ranks(
     stop.set_target(agent, request=END_RANKS_SIGNAL)
     watch.start(agent.pid)
     report.start()
-    report_surroundings(tree, host, config, cuda)  # while torch is imported in another process
+    # This takes its time while torch is imported in another process.
+    report_surroundings(tree, host, config, cuda)
     _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()
@@ -229,11 +234,11 @@ def describe_early_exit(tree: MlTree, host: Host) -> str:
 
     Its process was ended by the Task or a library, such as by os._exit(0).
     """
-    early = next(
-        (each for each in read_heartbeats(tree.heartbeats) if each.phase is not Phase.LEFT), None
-    )
-    if early is None:
+    heartbeats = read_heartbeats(tree.heartbeats)
+    unfinished = [each for each in heartbeats if each.phase is not Phase.LEFT]
+    if not unfinished:
         return ""
+    early = unfinished[0]
     rank = f"rank {early.rank} on {host.name} (local rank {early.local_rank})"
     return f"{rank} {ended_early(early.step)}, before its training had ended (os._exit?)"
 
@@ -243,8 +248,9 @@ def limit_processes(requested: int | None) -> int | None:
     limit = int(os.environ.get(MAX_PROCESSES_VARIABLE, "0"))
     if limit == 0 or (requested is not None and requested <= limit):
         return requested
+    wanted = requested or "one per GPU"
     log_line(
-        f"{limit} ranks on this instance instead of {requested or 'one per GPU'}: {MAX_PROCESSES_VARIABLE}={limit}"
+        f"{limit} ranks on this instance instead of {wanted}: {MAX_PROCESSES_VARIABLE}={limit}"
     )
     return limit
 
@@ -259,9 +265,12 @@ def torchrun_arguments(config: RunConfig, host: Host, environ: Mapping[str, str]
     master, own = (addresses.get(name, name) for name in (host.hosts[0], host.name))
     file = environ.get(RENDEZVOUS_FILE_VARIABLE)
     if len(host.hosts) == 1:
-        endpoint, store, own = "", "store_type=hash", addresses.get(host.name, "127.0.0.1")
+        endpoint = ""
+        store = "store_type=hash"
+        own = addresses.get(host.name, "127.0.0.1")
     elif file is not None:
-        endpoint, store = file, "store_type=file"
+        endpoint = file
+        store = "store_type=file"
     else:
         endpoint = f"{master}:{environ.get(PORT_VARIABLE, rendezvous_port(config.key))}"
         store = f"is_host={str(host.rank == 0).lower()}"
@@ -292,11 +301,10 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     """
     gpus = count_gpus()
     argv = config.args if isinstance(config.args, list) else []
-    # 0: as many as torchrun finds, or as the script or command starts itself
-    has_own = config.launcher == OWN_LAUNCHER or (
-        _RANK_STARTERS.search(" ".join(config.command)) if config.command else config.starts_ranks
-    )
-    ranks = 0 if has_own else len(host.hosts) * (config.processes_per_instance or 0)
+    ranks = len(host.hosts) * (config.processes_per_instance or 0)
+    if _starts_ranks(config):
+        # As many as torchrun finds, or as the script or command starts itself.
+        ranks = 0
     wanted = {
         **sagemaker_variables(
             tree, gpus=config.cuda_on_cpu or gpus, user_args=argv, entry_point=entry_point(config)
@@ -317,16 +325,25 @@ def host_variables(tree: MlTree, config: RunConfig, host: Host) -> dict[str, str
     return {**wanted, **include_variables(tree, os.environ)}
 
 
+def _starts_ranks(config: RunConfig) -> bool:
+    """Return whether the script or command starts its ranks itself."""
+    if config.launcher == OWN_LAUNCHER:
+        return True
+    if config.command:
+        return _RANK_STARTERS.search(" ".join(config.command)) is not None
+    return config.starts_ranks
+
+
 def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
     """Return the calls with which each Python process of the ranks starts, by the module of the launcher."""
     calls = {}
-    if config.task is None and ML_ROOT_VARIABLE in os.environ:  # on an instance, a scan finds all
+    # On an instance, where the variable is not set, a scan finds all files.
+    if config.task is None and ML_ROOT_VARIABLE in os.environ:
         calls["written_files"] = f"start({str(tree.written)!r})"
     if config.command and ML_ROOT_VARIABLE in os.environ:
         calls["loopback_store"] = "listen_on_loopback()"
-        calls["fresh_start"] = (
-            "report_fresh_start()"  # on an instance, only for scripts: see worker.py
-        )
+        # On an instance, worker.py makes this call, and only for scripts.
+        calls["fresh_start"] = "report_fresh_start()"
     if config.cuda_on_cpu:
         log_line(
             f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "
@@ -360,22 +377,13 @@ def _write_start_module(tree: MlTree, calls: Mapping[str, str], python_path: str
 
 def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     if ML_ROOT_VARIABLE in os.environ:
+        state = "is not installed: a local run uses this machine's environment as it is"
         if (Path(sys.prefix) / INSTALLED_FILE).is_file():
-            log_line(f"{requirements} is installed in {sys.prefix}")
-        else:
-            log_line(
-                f"{requirements} is not installed: a local run uses this machine's environment as it is"
-            )
+            state = f"is installed in {sys.prefix}"
+        log_line(f"{requirements} {state}")
         return True
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "-r",
-        str(tree.code / requirements),
-    ]
+    pip_install = [sys.executable, "-m", "pip", "install", "--no-input"]
+    command = [*pip_install, "-r", str(tree.code / requirements)]
     with subprocess.Popen(command) as pip:
         stop.set_target(pip)
         is_installed = pip.wait() == 0
@@ -389,9 +397,8 @@ def _compile_ahead() -> None:
         return
     import compileall
 
-    with contextlib.suppress(
-        Exception
-    ):  # only an optimization: an error must not end the container
+    # Only an optimization: an error must not end the container.
+    with contextlib.suppress(Exception):
         compileall.compile_dir(Path(__file__).parent, quiet=2)
 
 
@@ -457,11 +464,12 @@ class _Stop:
         self._timer.start()
 
     def _terminate(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                if self._request is not None:
-                    os.kill(self._process.pid, self._request)
-                os.kill(self._process.pid, signal.SIGTERM)
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if self._request is not None:
+                os.kill(self._process.pid, self._request)
+            os.kill(self._process.pid, signal.SIGTERM)
 
     def cancel(self) -> None:
         if self._timer is not None:

@@ -37,7 +37,7 @@ from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.oom_kills import count_oom_kills, describe_oom_kills
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
-from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
+from cloudtrain_runtime.process.heartbeat import Heartbeat, Phase, read_heartbeats
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     """Run torchrun with these arguments; return its exit code."""
     _limit_threads(argv)
     oom_kills = count_oom_kills()
-    gc.disable()  # imports produce no garbage, and the collector takes a third of their time
+    # Imports produce no garbage, and the collector takes a third of their time.
+    gc.disable()
     server = start_server() if _uses_fork_server() else None
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
@@ -74,15 +75,17 @@ def main(argv: list[str]) -> int:
         from cloudtrain_runtime.launcher.fork_server_agent import ForkServerAgent
 
         agent = ForkServerAgent(config_from_args(arguments)[0], WORKER_SCRIPT, server)
-    gc.freeze()  # so that the first collection does not traverse all of it
+    # Frozen, so that the first collection does not traverse all that the imports have made.
+    gc.freeze()
     gc.enable()
     try:
         failed = _run_torchrun(arguments) if agent is None else agent.run_workers()
     except RendezvousConnectionError:
         tree = ml_tree(os.environ)
-        has_started = (
-            agent.has_started if agent else read_joins(tree) or read_heartbeats(tree.heartbeats)
-        )
+        has_started = agent is not None and agent.has_started
+        if agent is None:
+            # The ranks of torchrun's own agent leave files when they have started.
+            has_started = bool(read_joins(tree) or read_heartbeats(tree.heartbeats))
         if not has_started:
             raise
         # The first host, which holds the rendezvous store, has ended while the ranks of this host were running. It
@@ -103,9 +106,8 @@ def main(argv: list[str]) -> int:
 
 def _limit_threads(argv: list[str]) -> None:
     """Set the thread limit that torchrun would set later: OpenMP reads it once, when torch is loaded."""
-    asked = next(
-        (each.partition("=")[2] for each in argv if each.startswith("--nproc-per-node=")), "1"
-    )
+    options = [each for each in argv if each.startswith("--nproc-per-node=")]
+    asked = options[0].partition("=")[2] if options else "1"
     ranks = int(asked) if asked.isdecimal() else count_gpus()
     if ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
         log_line(
@@ -131,7 +133,9 @@ def _run_torchrun(arguments: Namespace) -> ChildFailedError | None:
     try:
         run(arguments)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
-        return error  # its frames keep the rendezvous store open, which the hosts need to agree on the cause
+        # The error's frames keep the rendezvous store open, which the hosts need to agree on the
+        # cause.
+        return error
     return None
 
 
@@ -172,29 +176,31 @@ def _report(
 
 def _describe(rank: int, failure: ProcessFailure, oom_kills: str) -> RankFailure:
     """Return how a rank failed, from what it has recorded (worker.record_failure) and from its exit code."""
-    data: Any = failure.error_file_data  # any JSON
+    # The worker has written the file, so its content may be any JSON.
+    data: Any = failure.error_file_data
     content = data.get("message") if isinstance(data, dict) else None
     recorded = content if isinstance(content, dict) else {}
-    details, code = recorded.get("extraInfo", {}), failure.exitcode
-    title, traceback = (
-        f"failed: {recorded.get('message', '')}",
-        str(details.get("py_callstack", "")),
-    )
+    details = recorded.get("extraInfo", {})
+    code = failure.exitcode
+    title = f"failed: {recorded.get('message', '')}"
+    traceback = str(details.get("py_callstack", ""))
     if code == -signal.SIGKILL or not recorded:
-        title, traceback = (
-            f"{'was killed by' if code < 0 else 'ended with'} {describe_exit(code)}",
-            "",
-        )
+        what = "was killed by" if code < 0 else "ended with"
+        title = f"{what} {describe_exit(code)}"
+        traceback = ""
     if code == -signal.SIGKILL:
         title += oom_kills
-    failed_at = details.get("failed_at")  # with fractions of a second
+    # The rank's own time has fractions of a second, torchrun's has not.
+    failed_at = details.get("failed_at")
+    if not isinstance(failed_at, float):
+        failed_at = float(failure.timestamp)
     return RankFailure(
         rank=rank,
         local_rank=failure.local_rank,
         title=title,
         traceback=traceback,
         exit_code=code,
-        failed_at=failed_at if isinstance(failed_at, float) else float(failure.timestamp),
+        failed_at=failed_at,
         # torchrun ends the other workers itself, with SIGTERM.
         secondary=code == -signal.SIGTERM or is_secondary_error(f"{title}\n{traceback}"),
     )
@@ -212,17 +218,17 @@ def _early_end(
     """
     tree = ml_tree(os.environ)
     ended = [each for each in read_heartbeats(tree.heartbeats) if each.rank not in failed]
-    started_at = time.time() - time.monotonic()  # of the monotonic clock
-    # A rank that has ended after the failure, because torchrun ended it, is no cause.
-    early = [
-        each
-        for each in ended
-        if (is_task and each.phase is not Phase.LEFT)  # ended in its middle, such as by os._exit
-        or (
-            each.phase is Phase.LEFT
-            and started_at + each.left_nanoseconds / 1e9 < waiting.failed_at
-        )
-    ]
+    # When the monotonic clock was at 0.
+    started_at = time.time() - time.monotonic()
+
+    def is_cause(each: Heartbeat) -> bool:
+        if each.phase is not Phase.LEFT:
+            # A Task's process that ended in its middle, such as by os._exit, has not left.
+            return is_task
+        # A rank that has ended after the failure, because torchrun ended it, is no cause.
+        return started_at + each.left_nanoseconds / 1e9 < waiting.failed_at
+
+    early = [each for each in ended if is_cause(each)]
     if not early:
         return None
     first = early[0]
@@ -243,7 +249,10 @@ def _last_place(traceback: str, code: str) -> str:
         rf'File "{re.escape(code)}/(?P<file>(?!cloudtrain_runtime/)[^"]+)", line (?P<line>\d+)',
         traceback,
     )
-    return f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    if not frames:
+        return ""
+    file, line = frames[-1]
+    return f" at {file}:{line}"
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:
@@ -253,7 +262,8 @@ def run_and_exit(argv: list[str]) -> NoReturn:
         time.sleep(_LINGER_SECONDS)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # the interpreter's shutdown would take 0.25 s with torch loaded
+    # The interpreter's shutdown would take 0.25 s with torch loaded.
+    os._exit(exit_code)
 
 
 if __name__ == "__main__":

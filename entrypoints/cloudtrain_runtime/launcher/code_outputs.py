@@ -50,21 +50,26 @@ class CodeFolder:
             _link(tree.code / name, tree.outputs / name, is_folder=name.endswith("/"))
         self._before = frozenset(scan(str(tree.code), Budget(), skipped=_CACHES))
         self._began = time.time()
-        tree.written.unlink(missing_ok=True)  # of an earlier attempt
+        # An earlier attempt may have left the file.
+        tree.written.unlink(missing_ok=True)
 
     def report(self, host: str) -> None:
         """Keep outputs that replaced their link, and emit one event: files that are not kept, an empty model folder."""
         for name in self._outputs:
             try:
                 _keep(self._tree.code / name, self._tree.outputs / name)
-            except OSError as error:  # a full disk
+            except OSError as error:
+                # Such as on a full disk.
                 log_line(f"code.outputs: {name} on {host} cannot be kept: {error}")
         found: dict[str, list[int]] = {}
-        inside, beside = Budget(), Budget()
+        inside = Budget()
+        beside = Budget()
         for path, size in scan(str(self._tree.code), inside, skipped=_CACHES).items():
-            if path not in self._before and not self._is_output(path):
-                top, slash, _ = path.partition("/")
-                found.setdefault(top + slash, []).append(size)
+            if path in self._before or self._is_output(path):
+                continue
+            # A file in a folder counts for the folder, whose name ends with a slash.
+            top, slash, _ = path.partition("/")
+            found.setdefault(top + slash, []).append(size)
         for name, files in self._find_beside(beside).items():
             found[self._shown(name)] = list(files.values())
         largest = sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
@@ -84,13 +89,15 @@ class CodeFolder:
 
     def _find_beside(self, budget: Budget) -> dict[str, dict[str, int]]:
         """Return the sizes of files that the job has created outside of its code folder, by folder or file."""
-        tree, root = self._tree, str(self._tree.root)
+        tree = self._tree
+        root = str(self._tree.root)
         kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
         kept += [f"{root}/{name}" for name in ("input", "output")]
         # In a local run the checkpoints folder is elsewhere, and many programs resolve their output folder.
         kept += [str(machine_path(Path(each), os.environ)) for each in kept]
         kept += [os.path.realpath(each) for each in kept]
-        if ML_ROOT_VARIABLE not in os.environ:  # an instance of its own
+        # Without the variable, this is an instance of its own.
+        if ML_ROOT_VARIABLE not in os.environ:
             places = [*places_of_instance(), root]
             return new_files(places, self._began, Surroundings(root, kept), budget)
         # In a local run, this host's /opt/ml is RUNS/RUN/hosts/HOST/opt/ml.
@@ -107,14 +114,19 @@ class CodeFolder:
 
     def _shown(self, name: str) -> str:
         """Return the name of a folder or file for a message, from the code folder, the home folder or the root."""
-        root, home = f"{self._tree.root}/", f"{Path.home()}/"
+        root = f"{self._tree.root}/"
+        home = f"{Path.home()}/"
         if name.startswith(root):
             return f"../{name.removeprefix(root)}"
-        return f"~/{name.removeprefix(home)}" if name.startswith(home) else name
+        if name.startswith(home):
+            return f"~/{name.removeprefix(home)}"
+        return name
 
     def _is_unwritten(self, name: str) -> bool:
         target = self._tree.outputs / name
-        return not list_folder(target) if name.endswith("/") else not target.exists()
+        if name.endswith("/"):
+            return not list_folder(target)
+        return not target.exists()
 
     def _is_output(self, path: str) -> bool:
         return any(path == name or path.startswith(f"{name}/") for name in self._names)
@@ -129,7 +141,8 @@ def newest_mtime(folder: Path) -> float:
 def _changed(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except OSError:  # deleted meanwhile
+    except OSError:
+        # It was deleted meanwhile.
         return 0.0
 
 
@@ -152,12 +165,12 @@ def _keep(place: Path, target: Path, *, replaces: bool = True) -> None:
     """
     if place.is_symlink() or not place.exists():
         return
-    if place.is_dir():
-        for path in place.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                _copy(path, target / path.relative_to(place), replaces=replaces)
-    else:
+    if not place.is_dir():
         _copy(place, target, replaces=replaces)
+        return
+    for path in place.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            _copy(path, target / path.relative_to(place), replaces=replaces)
 
 
 def _copy(source: Path, target: Path, *, replaces: bool) -> None:

@@ -60,9 +60,11 @@ def refuse(feature: str) -> Callable[..., NoReturn]:
 def on_cpu(value: Any, *, numbers: bool = False) -> Any:
     """Return "cpu" for a device of CUDA, with `numbers` also for a number; other values unchanged."""
     if isinstance(value, str) and value.startswith("torch.cuda."):
-        return value.replace("cuda.", "", 1)  # a type of tensors
+        # The name of a tensor type, such as torch.cuda.FloatTensor.
+        return value.replace("cuda.", "", 1)
     is_number = numbers and isinstance(value, int) and not isinstance(value, bool)
-    kind, _, index = (f"cuda:{value}" if is_number else _device_name(value)).partition(":")
+    name = f"cuda:{value}" if is_number else _device_name(value)
+    kind, _, index = name.partition(":")
     if kind == "cuda" and index.isdecimal() and int(index) >= _devices.count:
         raise RuntimeError(
             f"CUDA error: invalid device ordinal: cuda:{index} of {_devices.count} devices"
@@ -71,7 +73,8 @@ def on_cpu(value: Any, *, numbers: bool = False) -> Any:
 
 
 def _device_name(value: Any) -> str:
-    return str(value) if isinstance(value, str) or type(value).__name__ == "device" else ""
+    is_device = isinstance(value, str) or type(value).__name__ == "device"
+    return str(value) if is_device else ""
 
 
 def _always(value: Any = None) -> Callable[..., Any]:
@@ -83,10 +86,8 @@ class Stream(contextlib.nullcontext[None]):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
-        self.device, self.at = (
-            sys.modules["torch"].device("cuda", _devices.current),
-            time.perf_counter(),
-        )
+        self.device = sys.modules["torch"].device("cuda", _devices.current)
+        self.at = time.perf_counter()
 
     record = __init__
 
@@ -97,11 +98,9 @@ class Stream(contextlib.nullcontext[None]):
             return lambda event=None: event or Stream()
         if name == "elapsed_time":
             return lambda end: (end.at - self.at) * 1000
-        raise (
-            AttributeError(name)
-            if name.startswith("_")
-            else refuse(f"{name} of a stream or event")()
-        )
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return refuse(f"{name} of a stream or event")()
 
 
 def _queries(torch: Any) -> dict[str, Any]:
@@ -115,11 +114,10 @@ def _queries(torch: Any) -> dict[str, Any]:
         for each in torch.cuda.__all__
         if callable(getattr(torch.cuda, each, None)) and "Error" not in each
     }
+    idle = {name for name in names if re.match(_NO_OPERATION, name)}
     return {
-        **{
-            name: _always(0) if re.match(_NO_OPERATION, name) else refuse(f"torch.cuda.{name}")
-            for name in names
-        },
+        **{name: refuse(f"torch.cuda.{name}") for name in names},
+        **{name: _always(0) for name in idle},
         **{name: getattr(torch, name) for name in names if name.endswith(("Tensor", "Storage"))},
         **{name: _always(True) for name in ("is_available", "is_initialized", "is_bf16_supported")},
         **dict.fromkeys(_CONTEXTS, Stream),
@@ -145,12 +143,10 @@ def _placement(torch: Any) -> type[Any]:
     class OnCpu(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             given = kwargs or {}
-            if func is torch.device:  # remains a device of CUDA, because scripts read its type
-                return (
-                    func("cuda", *args)
-                    if args and isinstance(args[0], int)
-                    else func(*args, **given)
-                )
+            # It remains a device of CUDA, because scripts read its type.
+            if func is torch.device:
+                is_index = bool(args) and isinstance(args[0], int)
+                return func("cuda", *args) if is_index else func(*args, **given)
             if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
             targets = map(_device_name, (*args[1:2], given.get("device")))
@@ -161,18 +157,15 @@ def _placement(torch: Any) -> type[Any]:
             try:
                 result = func(*placed, **named)
             except (AssertionError, RuntimeError) as error:
-                if (
-                    not re.search("CUDA|NVIDIA", str(error))
-                    or named.get("device")
-                    or not inspect.isbuiltin(func)
-                ):
+                is_of_cuda = re.search("CUDA|NVIDIA", str(error))
+                if not is_of_cuda or named.get("device") or not inspect.isbuiltin(func):
                     raise
-                result = func(
-                    *placed, **{**named, "device": "cpu"}
-                )  # within `with torch.device("cuda")`
-            return (
-                result.clone() if is_download and result is args[0] else result
-            )  # a copy, as from a GPU
+                # Within `with torch.device("cuda")`, an argument for the device is missing.
+                result = func(*placed, **{**named, "device": "cpu"})
+            if is_download and result is args[0]:
+                # A copy to the host shares no memory, as from a GPU.
+                return result.clone()
+            return result
 
     return OnCpu
 
@@ -182,16 +175,15 @@ def _patch_torch(torch: Any) -> None:
         sys.exit(
             f"error: --cuda-on-cpu needs torch 2.6 or newer; this machine has torch {torch.__version__}"
         )
-    cuda, dist, nn, queries, mode = (
-        torch.cuda,
-        torch.distributed,
-        torch.nn,
-        _queries(torch),
-        _placement(torch),
-    )
+    cuda = torch.cuda
+    dist = torch.distributed
+    nn = torch.nn
+    queries = _queries(torch)
+    mode = _placement(torch)
     for module in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
         vars(module).update({name: each for name, each in queries.items() if hasattr(module, name)})
-    for name in getattr(getattr(torch, "accelerator", None), "__all__", ()):  # since torch 2.6
+    # torch has this module since 2.6.
+    for name in getattr(getattr(torch, "accelerator", None), "__all__", ()):
         own = queries.get(re.sub("_(index|idx)$", "", name), refuse(f"torch.accelerator.{name}"))
         setattr(torch.accelerator, name, own)
     vars(cuda.nvtx).update({name: _always(0) for name in cuda.nvtx.__all__} | {"range": Stream})
@@ -202,11 +194,10 @@ def _patch_torch(torch: Any) -> None:
         "__init__",
         activities=lambda each: each and [a for a in each if a.name == "CPU"],
     )
-    to, plain, half = (
-        nn.Module.to,
-        torch.Generator,
-        {torch.float16: torch.bfloat16},
-    )  # layers lack float16 on CPUs
+    to = nn.Module.to
+    plain = torch.Generator
+    # Layers lack float16 on CPUs.
+    half = {torch.float16: torch.bfloat16}
     nn.Module.to = lambda self, *args, **named: to(
         self, *(on_cpu(each, numbers=True) for each in args), **named
     )
@@ -241,7 +232,8 @@ def _patch_torch(torch: Any) -> None:
 
         return run
 
-    mode().__enter__()  # of this thread; torch turns it off in the backward pass
+    # The mode of this thread; torch turns it off in the backward pass.
+    mode().__enter__()
     threading.Thread.run = in_mode(threading.Thread.run)  # type: ignore[method-assign]
     change_arguments(torch.utils.checkpoint, "checkpoint", function=in_mode)
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-_CAUSE, _READERS = "cloudtrain/cause", "cloudtrain/cause-readers"
+_CAUSE = "cloudtrain/cause"
+_READERS = "cloudtrain/cause-readers"
 _WAIT_SECONDS = 5.0
 """How long a host waits for another host's cause, and the first host for the others."""
 
@@ -48,7 +49,8 @@ def agree_on_cause(
         store.add(_READERS, 1)
         if holds_store:
             _wait(lambda: store.add(_READERS, 0) >= hosts)
-    except distributed.DistError:  # the first host has ended, and the store with it
+    except distributed.DistError:
+        # The first host has ended, and the store with it.
         return "" if is_secondary else reason
     return found
 

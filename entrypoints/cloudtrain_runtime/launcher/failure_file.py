@@ -21,17 +21,21 @@ class RankFailure:
 
     rank: int
     local_rank: int
-    title: str  # what happened, in one line: `failed: ValueError: no such column`
+    # what happened, in one line: `failed: ValueError: no such column`
+    title: str
     traceback: str
     exit_code: int
-    failed_at: float  # seconds since the epoch
-    secondary: bool = False  # whether it is only a consequence of another rank's failure
+    # seconds since the epoch
+    failed_at: float
+    # whether it is only a consequence of another rank's failure
+    secondary: bool = False
 
     @property
     def message(self) -> str:
         """One line with rank, host and title."""
         host = os.environ.get("SM_CURRENT_HOST", "")
-        return f"rank {self.rank}{f' on {host} (local rank {self.local_rank})' if host else ''} {self.title}"
+        place = f" on {host} (local rank {self.local_rank})" if host else ""
+        return f"rank {self.rank}{place} {self.title}"
 
 
 def report_failure(failure: RankFailure) -> None:
@@ -51,11 +55,10 @@ def report_failure(failure: RankFailure) -> None:
 
 def failure_reason(failure: RankFailure) -> str:
     """Return the text of the failure file: the message, and as much of the traceback's end as fits."""
-    message, tail = (
-        redact(failure.message),
-        redact(failure.traceback).rstrip()[-2 * FAILURE_CHARACTERS :],
-    )
-    while tail and len(message) + len(tail) >= FAILURE_CHARACTERS:  # complete lines only
+    message = redact(failure.message)
+    tail = redact(failure.traceback).rstrip()[-2 * FAILURE_CHARACTERS :]
+    # Only complete lines are left out, the oldest first.
+    while tail and len(message) + len(tail) >= FAILURE_CHARACTERS:
         tail = tail.partition("\n")[2]
     return f"{message}\n{tail}".rstrip()[:FAILURE_CHARACTERS]
 

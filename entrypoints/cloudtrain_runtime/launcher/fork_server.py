@@ -26,7 +26,8 @@ from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.process import fast_exit
 
 _MODULES: Final = (
-    "torch._dynamo",  # behind DDP and every optimizer
+    # DDP and every optimizer import it.
+    "torch._dynamo",
     "torch.nn.parallel.distributed",
     "torch.utils.data",
     "torch.distributed.fsdp",
@@ -118,7 +119,8 @@ class ForkServer:
         pid, exit_code = load_json(self._channel.recv_bytes())
         if exit_code is None:
             self._running.add(pid)
-            self.exit_codes.pop(pid, None)  # of an earlier process with the same id
+            # An earlier process may have had the same id.
+            self.exit_codes.pop(pid, None)
             return pid, True
         self._running.discard(pid)
         self.exit_codes[pid] = exit_code
@@ -157,7 +159,8 @@ def start_server() -> ForkServer:
 
 
 def _import_torch() -> None:
-    fast_exit.register()  # first, so that it runs after the exit handlers of all other modules
+    # First, so that it runs after the exit handlers of all other modules.
+    fast_exit.register()
     importlib.import_module("torch")
 
 
@@ -165,13 +168,15 @@ def _run_server(agent: Connection) -> NoReturn:
     exit_code = 1
     try:
         _import_modules()
-        with contextlib.suppress(EOFError, ConnectionError):  # the agent has ended
+        # Either error means that the agent has ended.
+        with contextlib.suppress(EOFError, ConnectionError):
             _serve(agent)
         exit_code = 0
     except BaseException:  # noqa: BLE001 (the frames below belong to the agent)
         traceback.print_exc()
     finally:
-        os._exit(exit_code)  # the interpreter's shutdown would take 0.5 s
+        # The interpreter's shutdown would take 0.5 s.
+        os._exit(exit_code)
 
 
 def _import_modules() -> None:
@@ -182,7 +187,8 @@ def _import_modules() -> None:
     # Query the driver's library, which creates no context.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in _MODULES:
-        with contextlib.suppress(ImportError):  # not in this version of torch
+        # Another version of torch may not have the module.
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
     # No worker's collector traverses these objects, which would also copy their memory.
     gc.freeze()
@@ -264,6 +270,7 @@ def _exit_code(value: str | int | None) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # as the agent does, of which the first server is a fork
+    # As in the agent, of which the first server is a fork.
+    gc.disable()
     _import_torch()
     _run_server(Connection(int(sys.argv[1])))

@@ -99,7 +99,8 @@ class ForkServerAgent(SimpleElasticAgent):
         with tempfile.TemporaryDirectory(prefix="cloudtrain-errors-") as folder:
             self._errors = Path(folder)
             result: RunResult | None = self.run()
-        if result is None:  # torch has logged why
+        if result is None:
+            # torch has logged why.
             raise RendezvousConnectionError("the other hosts have left the rendezvous")
         self._rendezvous_handler.shutdown()
         return result if result.is_failed() else None
@@ -128,20 +129,23 @@ class ForkServerAgent(SimpleElasticAgent):
         if not any(codes):
             return RunResult(state=WorkerState.HEALTHY)
         self._end_workers(signal.SIGTERM, _PEER_SECONDS)
-        has_ended = dict(zip(processes, codes, strict=True))  # before this agent ended the others
+        # By the codes from before this agent ended the others.
+        has_ended = dict(zip(processes, codes, strict=True))
         failures = {}
         for worker in worker_group.workers:
             process = processes[worker.local_rank]
-            if process.exit_code != 0:
-                code = -signal.SIGKILL if process.exit_code is None else process.exit_code
-                if code == -signal.SIGKILL and not has_ended[worker.local_rank]:
-                    code = (
-                        -signal.SIGTERM
-                    )  # as torchrun reports the workers that it ends: not the cause
-                error_file = str(self._error_file(worker))
-                failures[worker.global_rank] = ProcessFailure(
-                    worker.local_rank, process.pid, code, error_file
-                )
+            if process.exit_code == 0:
+                continue
+            code = -signal.SIGKILL if process.exit_code is None else process.exit_code
+            if code == -signal.SIGKILL and not has_ended[worker.local_rank]:
+                # As torchrun reports the workers that it ends, which are not the cause.
+                code = -signal.SIGTERM
+            failures[worker.global_rank] = ProcessFailure(
+                local_rank=worker.local_rank,
+                pid=process.pid,
+                exitcode=code,
+                error_file=str(self._error_file(worker)),
+            )
         if self._restarts < worker_group.spec.max_restarts:
             self._restarts += 1
             ended = ", ".join(
@@ -197,7 +201,8 @@ class ForkServerAgent(SimpleElasticAgent):
         finally:
             self._is_deferring = False
         if self._deferred is not None:
-            number, self._deferred = self._deferred, None
+            number = self._deferred
+            self._deferred = None
             self._on_signal(number)
 
     def _error_file(self, worker: Worker) -> Path:
@@ -241,6 +246,7 @@ def _signal_group(process: WorkerProcess, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         try:
             os.killpg(pid, number)
-        except ProcessLookupError:  # it does not lead a group yet, or has ended
+        except ProcessLookupError:
+            # It does not lead a group yet, or has ended.
             if process.exit_code is None:
                 os.kill(pid, number)

@@ -21,10 +21,14 @@ class _Library(NamedTuple):
     """How a library's trainer is called, and where its checkpoints are."""
 
     module: str
-    method: str  # what trains
-    argument: str  # names the checkpoint
-    folders: Callable[[Any], Iterable[str | None]]  # where a trainer saves
-    pattern: str  # of a checkpoint there
+    # what trains
+    method: str
+    # names the checkpoint
+    argument: str
+    # where a trainer saves
+    folders: Callable[[Any], Iterable[str | None]]
+    # of a checkpoint there
+    pattern: str
 
 
 def _transformers_folders(trainer: Any) -> list[str | None]:
@@ -37,14 +41,20 @@ def _lightning_folders(trainer: Any) -> list[str | None]:
 
 _LIBRARIES = (
     _Library(
-        "transformers.trainer",
-        "train",
-        "resume_from_checkpoint",
-        _transformers_folders,
-        "checkpoint-*/trainer_state.json",
+        module="transformers.trainer",
+        method="train",
+        argument="resume_from_checkpoint",
+        folders=_transformers_folders,
+        pattern="checkpoint-*/trainer_state.json",
     ),
     *(
-        _Library(f"{package}.trainer.trainer", "fit", "ckpt_path", _lightning_folders, "*.ckpt")
+        _Library(
+            module=f"{package}.trainer.trainer",
+            method="fit",
+            argument="ckpt_path",
+            folders=_lightning_folders,
+            pattern="*.ckpt",
+        )
         for package in ("lightning.pytorch", "pytorch_lightning")
     ),
 )
@@ -65,7 +75,8 @@ def _watch(module: Any, *, library: _Library) -> None:
     def train(trainer: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal has_begun
         if not has_begun and os.environ.get("RANK", "0") == "0":
-            with contextlib.suppress(Exception):  # a notice must not end a training
+            # A notice must not end a training.
+            with contextlib.suppress(Exception):
                 given = signature.bind(trainer, *arguments, **options).arguments
                 _report(trainer, given.get(library.argument), library)
         has_begun = True

@@ -73,7 +73,8 @@ class JoinRecorder:
 
     def end(self) -> None:
         """Record the final state when the script has ended without a failure."""
-        self._on_group()  # torch may have been imported before this recorder was created
+        # torch may have been imported before this recorder was created.
+        self._on_group()
         if self._state is JoinState.INITIALIZED:
             self._write(JoinState.UNUSED)
         elif self._state is JoinState.WAITING and not self._has_joined_elsewhere():
@@ -88,14 +89,12 @@ class JoinRecorder:
 
     def _on_group(self) -> None:
         distributed: Any = sys.modules.get("torch.distributed")
-        if (
-            self._state is not JoinState.WAITING
-            or distributed is None
-            or not distributed.is_available()
-            or not distributed.is_initialized()
-        ):
+        if self._state is not JoinState.WAITING or distributed is None:
             return
-        if self._world_size == 1:  # it has no other rank to exchange data with
+        if not distributed.is_available() or not distributed.is_initialized():
+            return
+        if self._world_size == 1:
+            # The group has no other rank to exchange data with.
             self._write(JoinState.JOINED)
         elif distributed.get_world_size() > 1:
             self._write(JoinState.INITIALIZED)
@@ -108,11 +107,13 @@ class JoinRecorder:
 
     def _write(self, state: JoinState) -> None:
         self._state = state
-        with contextlib.suppress(OSError):  # a full disk must not end the training
+        # A full disk must not end the training.
+        with contextlib.suppress(OSError):
             self._path.write_text(state, encoding="utf-8")
 
     def _wrap(self, module: Any) -> None:
-        if not hasattr(module, "init_process_group"):  # a build of torch without distributed
+        if not hasattr(module, "init_process_group"):
+            # A build of torch without distributed.
             return
         plain = module.init_process_group
 
@@ -160,7 +161,8 @@ def _check_rank(rank: object, world_size: object) -> None:
     Raises:
         ValueError: It passes LOCAL_RANK as the rank of a group of all ranks, and RANK differs.
     """
-    own, local = os.environ.get("RANK"), os.environ.get("LOCAL_RANK")
+    own = os.environ.get("RANK")
+    local = os.environ.get("LOCAL_RANK")
     is_of_all = world_size in (None, -1) or str(world_size) == os.environ.get("WORLD_SIZE")
     if is_of_all and own != local and str(rank) == local:
         raise ValueError(

@@ -89,8 +89,12 @@ class HangWatchdog:
         checkpoints: str,
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._tree, self._host, self._hosts = tree, host, hosts
-        self._limit, self._checkpoints, self._is_stopping = limit_seconds, checkpoints, is_stopping
+        self._tree = tree
+        self._host = host
+        self._hosts = hosts
+        self._limit = limit_seconds
+        self._checkpoints = checkpoints
+        self._is_stopping = is_stopping
         self._hung = threading.Event()
         self._is_done = threading.Event()
         self._failure = ""
@@ -101,10 +105,11 @@ class HangWatchdog:
 
     def start(self, agent: int) -> None:
         """Start the watchdog thread."""
-        if self._limit is not None:
-            threading.Thread(
-                target=self._run, args=(self._limit, agent), name="hang watch", daemon=True
-            ).start()
+        if self._limit is None:
+            return
+        threading.Thread(
+            target=self._run, args=(self._limit, agent), name="hang watch", daemon=True
+        ).start()
 
     def end(self) -> int | None:
         """Wait until a hang has been handled; return its exit code, or None if there was no hang.
@@ -133,10 +138,8 @@ class HangWatchdog:
             heartbeats = read_heartbeats(self._tree.heartbeats)
             self._report_left(heartbeats)
             idle = timer.update(heartbeats)
-            if (
-                any(_is_stalled(each, seconds, limit) for each, seconds in idle)
-                and not self._is_stopping()
-            ):
+            is_hung = any(_is_stalled(each, seconds, limit) for each, seconds in idle)
+            if is_hung and not self._is_stopping():
                 break
         # Other ranks stalled when they had to wait for the first one, possibly a moment later.
         stalled = [
@@ -172,11 +175,13 @@ class HangWatchdog:
         left: Sequence[int],
     ) -> None:
         """Write the evidence, and give the other hosts time to write theirs."""
-        noticed, wait = time.monotonic(), min(_PEERS_SECONDS, limit)
+        noticed = time.monotonic()
+        wait = min(_PEERS_SECONDS, limit)
         try:
             if self._report(heartbeats, stalled, left):
                 wait += _YIELD_SECONDS
-        except OSError as error:  # a full disk must not keep a hung run alive
+        except OSError as error:
+            # A full disk must not keep a hung run alive.
             log_line(f"the evidence of the hang cannot be written: {error}")
         if self._hosts > 1:
             time.sleep(max(0.0, noticed + wait - time.monotonic()))
@@ -204,17 +209,16 @@ class HangWatchdog:
         ranks = [stack.rank for stack in reported]
         where = _describe(reported, self._host, code) if reported else ""
         if is_waiting and left:
+            # The ranks that run wait for those that have ended here, not for another host.
             where = f"{describe_early_end(left, self._host, None)}, and {where}"
-            ranks, is_waiting = [*left], False
+            ranks = [*left]
+            is_waiting = False
         position = f"; {where}" if where else f" on {self._host}"
         self._failure = (
             f"hang: no step for {format_duration(longest_seconds)} after step {step}{position}"
         )
-        log_line(
-            "\n".join(
-                [self._failure, *(f"  rank {stack.rank} {stack.show(code)}" for stack in stacks)]
-            )
-        )
+        lines = [f"  rank {stack.rank} {stack.show(code)}" for stack in stacks]
+        log_line("\n".join([self._failure, *lines]))
         (self._tree.hang / "summary.txt").write_text(self._failure + "\n", encoding="utf-8")
         _write_failure(self._tree, self._failure)
         emit(
@@ -261,16 +265,21 @@ class HangWatchdog:
             frames = main_stack(text, each.main_thread)
             is_stalled = each.local_rank in stalled
             stacks.append(
-                RankStack(each.rank, each.step, is_stalled, frames, _CONDITIONS.get(letter, ""))
+                RankStack(
+                    rank=each.rank,
+                    step=each.step,
+                    is_stalled=is_stalled,
+                    frames=frames,
+                    condition=_CONDITIONS.get(letter, ""),
+                )
             )
             head = f"rank {each.rank} on {self._host}, process {each.pid}, state {letter}, step {each.step}\n"
             (self._tree.hang / f"rank-{each.rank}.txt").write_text(
                 head + _kernel_function(each.pid) + text + "\n"
             )
         pipes = len(list(folder.glob(f"{_PIPE}*")))
-        _wait(
-            _TRACES_SECONDS if pipes else 0.0, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes
-        )
+        seconds = _TRACES_SECONDS if pipes else 0.0
+        _wait(seconds, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes)
         self.keep_traces()
         return stacks
 
@@ -292,11 +301,13 @@ class StallTimer:
     def update(self, heartbeats: Iterable[Heartbeat]) -> list[tuple[Heartbeat, float]]:
         """Return each rank's heartbeat with the seconds since its last tick."""
         now = time.monotonic()
-        passed, self._updated_at = min(now - self._updated_at, self._max_interval_seconds), now
+        passed = min(now - self._updated_at, self._max_interval_seconds)
+        self._updated_at = now
         found = []
         for each in heartbeats:
             pid, last, idle = self._seen.get(each.local_rank, (0, 0, 0.0))
-            idle = idle + passed if (pid, last) == (each.pid, each.last_nanoseconds) else 0.0
+            has_ticked = (pid, last) != (each.pid, each.last_nanoseconds)
+            idle = 0.0 if has_ticked else idle + passed
             self._seen[each.local_rank] = (each.pid, each.last_nanoseconds, idle)
             found.append((each, idle))
         return found
@@ -325,7 +336,8 @@ def _describe(stacks: Sequence[RankStack], host: str, code: Path) -> str:
 
 def _request_traces(folder: Path) -> None:
     for pipe in folder.glob(f"{_PIPE}*.pipe"):
-        with contextlib.suppress(OSError):  # no process reads the pipe
+        # Opening fails where no process reads the pipe.
+        with contextlib.suppress(OSError):
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             os.write(descriptor, b"dump\n")
             os.close(descriptor)
@@ -341,7 +353,8 @@ def _wait(seconds: float, is_over: Callable[[], bool]) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.1 if seconds else 0.0)  # let a write in progress finish
+    # Let a write in progress finish.
+    time.sleep(0.1 if seconds else 0.0)
 
 
 def _read(path: Path) -> str:
@@ -354,7 +367,9 @@ def _read(path: Path) -> str:
 def _kernel_function(pid: int) -> str:
     """Return a line with the kernel function in which a process sleeps, if it is known."""
     function = _read(Path(f"/proc/{pid}/wchan")).strip()
-    return f"kernel: {function}\n\n" if function not in ("", "0") else "\n"
+    if function in ("", "0"):
+        return "\n"
+    return f"kernel: {function}\n\n"
 
 
 def _write_failure(tree: MlTree, text: str) -> None:
@@ -375,7 +390,8 @@ def _upload(folder: Path, checkpoints: str, host: str) -> str:
         copying.kill()
         printed = f"the upload took longer than {_UPLOAD_SECONDS:.0f} s"
     # The exit code is unreliable: the launcher, which reaps every child, may have collected it.
-    last = (printed.strip().splitlines() or ["the upload ended without output"])[-1]
+    lines = printed.strip().splitlines() or ["the upload ended without output"]
+    last = lines[-1]
     if last == uri:
         return uri
     log_line(f"the evidence of the hang stays in {folder}: it cannot be copied to {uri}: {last}")
@@ -387,7 +403,8 @@ def main(argv: list[str]) -> int:
     from cloudtrain_runtime.contract.file_uri import path_of
     from cloudtrain_runtime.s3.objects import S3Objects
 
-    source, uri = Path(argv[0]), argv[1]
+    source = Path(argv[0])
+    uri = argv[1]
     objects = S3Objects(uri) if uri.startswith("s3://") else None
     for path in sorted(path for path in source.iterdir() if path.is_file()):
         if objects is None:
@@ -411,7 +428,8 @@ def descendants(pid: int) -> list[int]:
         if state is not None and state.letter != "Z":
             parents.setdefault(state.parent, []).append(int(entry.name))
     found = list(parents.get(pid, []))
-    for child in found:  # the list grows during the loop
+    # The list grows during the loop.
+    for child in found:
         found += parents.get(child, [])
     return found
 

@@ -34,7 +34,9 @@ def read_host(tree: MlTree) -> Host:
     resources = read_config(tree, "resourceconfig")
     hosts = tuple(sort_hosts(list(resources.get("hosts", ["algo-1"]))))
     return Host(
-        resources.get("current_host", hosts[0]), hosts, resources.get("network_interface_name", "")
+        name=resources.get("current_host", hosts[0]),
+        hosts=hosts,
+        interface=resources.get("network_interface_name", ""),
     )
 
 

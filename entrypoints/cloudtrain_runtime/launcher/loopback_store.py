@@ -22,13 +22,15 @@ def listen_on_loopback() -> None:
     an address of another host stays as it is.
     """
     call_after_import(_MODULE, _give_sockets)
-    if module := sys.modules.get(_MODULE):  # in a forked worker
+    # In a forked worker torch is imported already.
+    if module := sys.modules.get(_MODULE):
         _give_sockets(module)
 
 
 def _give_sockets(module: Any) -> None:
     plain: Any = getattr(module, "TCPStore", None)
-    if plain is None:  # a build of torch without distributed
+    if plain is None:
+        # A build of torch without distributed.
         return
 
     class TCPStore(plain):  # type: ignore[misc] # a class at run time only
@@ -40,7 +42,8 @@ def _give_sockets(module: Any) -> None:
                 options |= _listen(given["host_name"], given["port"])
             try:
                 super().__init__(*arguments, **options)
-            except NotImplementedError:  # in torch 2.5 only the older backend takes a socket
+            except NotImplementedError:
+                # In torch 2.5 only the older backend takes a socket.
                 super().__init__(*arguments, **{**options, "use_libuv": False})
 
     module.TCPStore = TCPStore

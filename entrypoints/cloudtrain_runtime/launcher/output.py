@@ -68,14 +68,18 @@ class RankOutput:
         self._thread.join(_LAST_SECONDS)
 
     def _pump(self) -> None:
-        with contextlib.suppress(OSError):  # the log has been closed
+        # The loop ends when the log has been closed.
+        with contextlib.suppress(OSError):
             while True:
                 ready, _, _ = select.select([self._source], [], [], _IDLE_SECONDS)
                 piece = os.read(self._source, _PIECE_BYTES) if ready else None
                 if piece == b"":
                     break
-                self._write(self._stream.flush() if piece is None else self._stream.feed(piece))
-                if piece is None and self._ended.is_set():
+                if piece is not None:
+                    self._write(self._stream.feed(piece))
+                    continue
+                self._write(self._stream.flush())
+                if self._ended.is_set():
                     break
             self._write(self._stream.flush())
             if self._metrics is not None:
@@ -135,7 +139,8 @@ class MetricReader:
         self._buffer.flush()
 
     def _read(self, line: str) -> None:
-        prefix = _RANK.match(line)  # where several ranks share the log
+        # Lines have a rank's prefix where several ranks share the log.
+        prefix = _RANK.match(line)
         if EVENT_PREFIX in line:
             self._read_event(line)
             return
@@ -146,7 +151,8 @@ class MetricReader:
             return
         if self._counts_lines:
             self._step += 1
-        with contextlib.suppress(ValueError, OverflowError):  # not finite
+        # Values that are not finite are left out.
+        with contextlib.suppress(ValueError, OverflowError):
             self._record(found)
 
     def _find(self, line: str) -> dict[str, float]:
@@ -154,20 +160,21 @@ class MetricReader:
         found: dict[str, float] = {}
         for name, pattern in self._patterns.items():
             match = pattern.search(line)
-            with contextlib.suppress(
-                ValueError, TypeError
-            ):  # a group that is empty, or no number: not a value
-                if match is not None:
-                    text = match.group(1)
-                    found[name] = float(
-                        text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
-                    )
+            if match is None:
+                continue
+            # A group that is empty or no number is not a value.
+            with contextlib.suppress(ValueError, TypeError):
+                text = match.group(1)
+                if _THOUSANDS.fullmatch(text):
+                    text = text.replace(",", "")
+                found[name] = float(text)
         for name in found:
             self._unmatched.pop(name, None)
         return found
 
     def _record(self, found: dict[str, float]) -> None:
-        step, total = found.pop("step", None), found.pop("total", None)
+        step = found.pop("step", None)
+        total = found.pop("total", None)
         count = None if total is None else max(0, int(total))
         if self._epochs is not None and "epoch" in found:
             self._epochs.enter(int(found["epoch"]))
@@ -183,7 +190,8 @@ class MetricReader:
         event = parse_event(line)
         if event is None or event["event"] != "attempt":
             return
-        self.flush()  # the values of the ranks that have ended
+        # The values of the ranks that have ended are complete.
+        self.flush()
         if self._epochs is not None:
             self._epochs.restart()
 
@@ -199,8 +207,10 @@ class EpochSteps:
 
     def __init__(self) -> None:
         self.counts_through = False
-        self._first: int | None = None  # number of the first epoch, 0 or 1 in most programs
-        self._begins: dict[int, int] = {}  # number of steps before each epoch
+        # Number of the first epoch, 0 or 1 in most programs.
+        self._first: int | None = None
+        # Number of steps before each epoch.
+        self._begins: dict[int, int] = {}
         self._offset = self._newest = 0
         self._is_anew = False
         self._epoch: int | None = None
@@ -211,7 +221,8 @@ class EpochSteps:
         """Begin an epoch, unless it is the present one."""
         if epoch == self._epoch:
             return
-        self._epoch, self._is_entered = epoch, True
+        self._epoch = epoch
+        self._is_entered = True
         if self._first is None:
             # An epoch that is printed after its steps is followed by those of the next one.
             is_later = self._printed is not None

@@ -85,7 +85,8 @@ class SignedBackend(RendezvousBackend):
     """
 
     def __init__(self, backend: RendezvousBackend, key: bytes) -> None:
-        self._backend, self._key = backend, key
+        self._backend = backend
+        self._key = key
 
     @property
     def name(self) -> str:
@@ -99,20 +100,27 @@ class SignedBackend(RendezvousBackend):
             RendezvousStateError: Somebody without the key has written it.
         """
         found = self._backend.get_state()
-        return None if found is None else (self._verified(found[0]), found[1])
+        if found is None:
+            return None
+        signed, token = found
+        return self._verified(signed), token
 
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state if the token is that of the present one; return the state after that, and whether it was."""
         found = self._backend.set_state(self._signature(state) + state, token)
-        return None if found is None else (self._verified(found[0]), found[1], found[2])
+        if found is None:
+            return None
+        signed, present, was_replaced = found
+        return self._verified(signed), present, was_replaced
 
     def _signature(self, state: bytes) -> bytes:
         return hmac.digest(self._key, state, "sha256")
 
     def _verified(self, signed: bytes) -> bytes:
-        signature, state = signed[:_SIGNATURE_BYTES], signed[_SIGNATURE_BYTES:]
+        signature = signed[:_SIGNATURE_BYTES]
+        state = signed[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(state)):
             raise RendezvousStateError(
                 "the rendezvous has a state that no host of this run has written; it was not read"

@@ -40,7 +40,8 @@ def sagemaker_variables(
     resources = read_config(tree, "resourceconfig")
     inputs = read_config(tree, "inputdataconfig")
     parameters = {name: decode(text) for name, text in read_config(tree, "hyperparameters").items()}
-    if tree.run_config.is_file():  # cloudtrain's own channels are not part of the job
+    # cloudtrain's own channels are not part of the job.
+    if tree.run_config.is_file():
         inputs = {
             name: each
             for name, each in inputs.items()
@@ -82,8 +83,13 @@ def sagemaker_variables(
 
 
 _OF_TOOLKIT = (
-    *("sagemaker_container_log_level", "sagemaker_enable_cloudwatch_metrics", "sagemaker_job_name"),
-    *("sagemaker_program", "sagemaker_region", "sagemaker_s3_output", "sagemaker_submit_directory"),
+    "sagemaker_container_log_level",
+    "sagemaker_enable_cloudwatch_metrics",
+    "sagemaker_job_name",
+    "sagemaker_program",
+    "sagemaker_region",
+    "sagemaker_s3_output",
+    "sagemaker_submit_directory",
 )
 
 
@@ -104,41 +110,34 @@ def _group_variables(resources: Mapping[str, Any]) -> dict[str, str]:
 
 
 _TEXTS = (
-    *(
-        "current_host",
-        "current_instance_group",
-        "current_instance_type",
-        "framework_module",
-        "input_config_dir",
-    ),
-    *(
-        "input_dir",
-        "model_dir",
-        "module_dir",
-        "module_name",
-        "network_interface_name",
-        "output_data_dir",
-        "output_dir",
-    ),
-    *("output_intermediate_dir", "user_entry_point"),
+    "current_host",
+    "current_instance_group",
+    "current_instance_type",
+    "framework_module",
+    "input_config_dir",
+    "input_dir",
+    "model_dir",
+    "module_dir",
+    "module_name",
+    "network_interface_name",
+    "output_data_dir",
+    "output_dir",
+    "output_intermediate_dir",
+    "user_entry_point",
 )
 _VALUES = (
-    *(
-        "current_instance_group_hosts",
-        "distribution_instance_groups",
-        "hosts",
-        "input_data_config",
-        "instance_groups",
-    ),
-    *(
-        "instance_groups_dict",
-        "is_hetero",
-        "log_level",
-        "num_cpus",
-        "num_gpus",
-        "num_neurons",
-        "resource_config",
-    ),
+    "current_instance_group_hosts",
+    "distribution_instance_groups",
+    "hosts",
+    "input_data_config",
+    "instance_groups",
+    "instance_groups_dict",
+    "is_hetero",
+    "log_level",
+    "num_cpus",
+    "num_gpus",
+    "num_neurons",
+    "resource_config",
 )
 
 
@@ -173,7 +172,9 @@ def accelerate_variables(environ: Mapping[str, str], *, gpus: int, ranks: int) -
     the variable its model would be wrapped, too.
     """
     is_configured = any(name.startswith("ACCELERATE_") for name in environ)
-    return {} if gpus or ranks == 1 or is_configured else {"ACCELERATE_USE_CPU": "true"}
+    if gpus or ranks == 1 or is_configured:
+        return {}
+    return {"ACCELERATE_USE_CPU": "true"}
 
 
 def toolkit_variables(
@@ -189,13 +190,10 @@ def toolkit_variables(
     own = sagemaker_variables(tree, gpus=gpus, user_args=argv, entry_point=entry_point(config))
     interface = own["SM_NETWORK_INTERFACE_NAME"]
     ranks = int(environ.get("OMPI_COMM_WORLD_SIZE", environ.get("WORLD_SIZE", "1")))
-    wanted = {
-        **accelerate_variables(environ, gpus=gpus, ranks=ranks),
-        **({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}),
-        **(
-            {"OMP_NUM_THREADS": "1"}
-            if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1"
-            else {}
-        ),  # as torchrun
-    }
+    wanted = accelerate_variables(environ, gpus=gpus, ranks=ranks)
+    if interface:
+        wanted["GLOO_SOCKET_IFNAME"] = wanted["NCCL_SOCKET_IFNAME"] = interface
+    if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1":
+        # As torchrun does.
+        wanted["OMP_NUM_THREADS"] = "1"
     return {**own, **{name: value for name, value in wanted.items() if name not in environ}}

@@ -27,7 +27,9 @@ class ScriptReport:
     """Emits the reports of one host: one when the script has run for `limits.hang`, one at the end. A Task has no reports."""
 
     def __init__(self, tree: MlTree, config: RunConfig, host: str) -> None:
-        self._tree, self._config, self._host = tree, config, host
+        self._tree = tree
+        self._config = config
+        self._host = host
         self._began = time.time()
         self._has_ended = threading.Event()
         shutil.rmtree(tree.joins, ignore_errors=True)
@@ -59,15 +61,17 @@ class ScriptReport:
         has_progressed = any(
             pulse.last_nanoseconds for pulse in read_heartbeats(self._tree.heartbeats)
         )
+        alone_ranks = 0 if self._config.starts_ranks else sum(joins[state] for state in alone)
+        imitated = self._config.cuda_on_cpu
         emit(
             "ranks",
             host=self._host,
             seconds=time.time() - self._began,
             ranks=joins.total(),
             joined=joins[JoinState.JOINED],
-            alone=0 if self._config.starts_ranks else sum(joins[state] for state in alone),
+            alone=alone_ranks,
             unused=joins[JoinState.INITIALIZED] + joins[JoinState.UNUSED],
             saved=newest_mtime(self._tree.checkpoints) >= self._began,
             progressed=has_progressed if is_watched else None,
-            **({"cuda_on_cpu": self._config.cuda_on_cpu} if self._config.cuda_on_cpu else {}),
+            **({"cuda_on_cpu": imitated} if imitated else {}),
         )

@@ -85,7 +85,9 @@ def load_missing(
     """
     register_values(os.environ[name] for name in secrets if name in os.environ)
     wanted = {name: reference for name, reference in secrets.items() if name not in os.environ}
-    found = resolve_in_subprocess(wanted, on_start=on_start) if wanted else ResolvedSecrets({})
+    found = ResolvedSecrets({})
+    if wanted:
+        found = resolve_in_subprocess(wanted, on_start=on_start)
     register_values(found.values.values())
     return found
 
@@ -114,7 +116,8 @@ def resolve_in_subprocess(
         answer = load_json(output.splitlines()[-1])
         return ResolvedSecrets(answer["values"], tuple(answer["problems"]))
     except (ValueError, LookupError, TypeError):
-        last = redact((errors.strip().splitlines() or [f"exit code {process.returncode}"])[-1])
+        lines = errors.strip().splitlines() or [f"exit code {process.returncode}"]
+        last = redact(lines[-1])
         return ResolvedSecrets(
             {}, (f"{', '.join(secrets)}: the secrets could not be fetched: {last}",)
         )
@@ -154,9 +157,8 @@ def region_of(secret: str, region: str | None, environ: Mapping[str, str]) -> st
 
 def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
     code = code_of(error)
-    detail = " ".join(str(error.response.get("Error", {}).get("Message", "")).split())[
-        :_DETAIL_CHARACTERS
-    ]
+    message = str(error.response.get("Error", {}).get("Message", ""))
+    detail = " ".join(message.split())[:_DETAIL_CHARACTERS]
     if code == "ResourceNotFoundException":
         stage = "" if reference.stage is None else f" with the stage {reference.stage}"
         return f"is not there{stage} in {region}: create it, or fix its name in code.env ({code}: {detail})"
@@ -178,18 +180,16 @@ def _refusal(error: Any, reference: SecretConfig, region: str | None) -> str:
 
 
 def _no_answer(error: Exception, region: str | None) -> str:
-    kind, text = type(error).__name__, " ".join(str(error).split())[:_DETAIL_CHARACTERS]
+    kind = type(error).__name__
+    text = " ".join(str(error).split())[:_DETAIL_CHARACTERS]
     if kind in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"):
         return f"cannot be read: there are no credentials: give the job a role, or set AWS_PROFILE ({kind}: {text})"
     if kind == "CredentialRetrievalError":
         return (
             f"cannot be read: the source of the credentials failed: {_renewal()} ({kind}: {text})"
         )
-    if "Expired" in text or kind in (
-        "SSOTokenLoadError",
-        "UnauthorizedSSOTokenError",
-        "TokenRetrievalError",
-    ):
+    of_sign_in = ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalError")
+    if "Expired" in text or kind in of_sign_in:
         return f"cannot be read: the credentials have expired: {_renewal()} ({kind}: {text})"
     if region is None or kind == "NoRegionError":
         return "cannot be read: no region is known: set AWS_DEFAULT_REGION, or name the secret by its ARN"
@@ -208,27 +208,26 @@ def _renewal() -> str:
 
 def _pick(text: str, reference: SecretConfig) -> str:
     """Return a secret, or one value of a secret that is a JSON object."""
-    value: Any = text
-    if reference.key is not None:
-        try:
-            content = load_json(text)
-        except ValueError:
-            content = None
-        if not isinstance(content, dict):
-            raise SecretError(
-                f"is no JSON object, so it has no key {reference.key}: leave the key out"
-            )
-        if reference.key not in content:
-            raise SecretError(
-                f"has no key {reference.key}; it has {', '.join(map(str, sorted(content))) or 'none'}"
-            )
-        value = content[reference.key]
-        if isinstance(value, dict | list) or value is None:
-            raise SecretError(f"holds no text under the key {reference.key}")
-        value = value if isinstance(value, str) else dump_json(value)
+    value = text if reference.key is None else _value_of_key(text, reference.key)
     if "\0" in value or value.encode(errors="ignore").decode() != value:
         raise SecretError("holds a zero byte or an invalid character, which a variable cannot hold")
-    return str(value)
+    return value
+
+
+def _value_of_key(text: str, key: str) -> str:
+    try:
+        content = load_json(text)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise SecretError(f"is no JSON object, so it has no key {key}: leave the key out")
+    if key not in content:
+        names = ", ".join(map(str, sorted(content))) or "none"
+        raise SecretError(f"has no key {key}; it has {names}")
+    value = content[key]
+    if isinstance(value, dict | list) or value is None:
+        raise SecretError(f"holds no text under the key {key}")
+    return value if isinstance(value, str) else dump_json(value)
 
 
 def main(arguments: list[str]) -> int:

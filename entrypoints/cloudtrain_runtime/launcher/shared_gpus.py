@@ -19,12 +19,13 @@ def start() -> None:
 def use_gloo(distributed: Any) -> None:
     """Change the functions of a module that create and use process groups; other backends than NCCL stay."""
     for name in ("init_process_group", "new_group", "barrier"):
-        if hasattr(distributed, name):  # not in a build of torch without distributed
+        # A build of torch without distributed lacks the functions.
+        if hasattr(distributed, name):
             change_arguments(
                 distributed,
                 name,
                 backend=gloo_for_nccl,
-                # of NCCL
+                # These are options of NCCL.
                 device_id=_nothing,
                 device_ids=_nothing,
                 pg_options=_nothing,
@@ -33,7 +34,9 @@ def use_gloo(distributed: Any) -> None:
 
 def gloo_for_nccl(backend: Any) -> Any:
     """Return "gloo" for NCCL, and for the default, which is NCCL for tensors on a GPU."""
-    return "gloo" if backend is None or "nccl" in str(backend).lower() else backend
+    if backend is None or "nccl" in str(backend).lower():
+        return "gloo"
+    return backend
 
 
 def _nothing(_: Any) -> None:

@@ -46,15 +46,16 @@ class Frame:
 class RankStack:
     """The stack of one rank and what it shows."""
 
-    rank: int  # index among all ranks
-    step: int  # its last step
-    is_stalled: bool  # whether the rank has had no step for too long
-    frames: tuple[
-        Frame, ...
-    ]  # the stack of its main thread, innermost frame first; empty if unknown
-    condition: str = (
-        ""  # why the process cannot respond, such as `is stopped by a debugger`, or an empty string
-    )
+    # index among all ranks
+    rank: int
+    # its last step
+    step: int
+    # whether the rank has had no step for too long
+    is_stalled: bool
+    # the stack of its main thread, innermost frame first; empty if unknown
+    frames: tuple[Frame, ...]
+    # why the process cannot respond, such as `is stopped by a debugger`, or an empty string
+    condition: str = ""
 
     @property
     def is_waiting(self) -> bool:
@@ -68,11 +69,14 @@ class RankStack:
             position = "shows no Python frame"
         elif not self.is_waiting:
             position = f"is at {own.show(code)}"
-        elif own is self.frames[0]:  # no frame of the job's own code
+        elif own is self.frames[0]:
+            # The stack has no frame of the job's own code.
             position = f"waits in {own.show(code)}"
         else:
             position = f"is at {own.show(code)} (waits in {self.frames[0].show(code)})"
-        return f"{self.condition}, and {position}" if self.condition else position
+        if self.condition:
+            return f"{self.condition}, and {position}"
+        return position
 
 
 def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
@@ -86,7 +90,8 @@ def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
     for line in text.splitlines():
         if (thread := _THREAD.match(line)) is not None:
             frames = threads[int(thread["ident"], 16)] = []
-            current = frames if thread["current"] == "Current thread" else current
+            if thread["current"] == "Current thread":
+                current = frames
         elif (frame := _FRAME.match(line)) is not None:
             frames.append(Frame(frame["file"], int(frame["line"]), frame["function"]))
     return tuple(threads.get(main_thread, current))
@@ -94,8 +99,10 @@ def main_stack(text: str, main_thread: int) -> tuple[Frame, ...]:
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost frame of the job's own code, or the innermost frame if there is none."""
-    own = (f for f in frames if not _LIBRARY.search(f.file) and Path(f.file).name != WORKER_SCRIPT)
-    return next(own, frames[0] if frames else None)
+    for frame in frames:
+        if not _LIBRARY.search(frame.file) and Path(frame.file).name != WORKER_SCRIPT:
+            return frame
+    return frames[0] if frames else None
 
 
 def find_outliers(stacks: Sequence[RankStack]) -> list[RankStack]:

@@ -69,9 +69,10 @@ class Cuda:
     @property
     def is_too_old(self) -> bool:
         """Whether the host's driver is older than CUDA needs."""
-        return self.driver is not None and int(self.driver.partition(".")[0]) < (
-            self.oldest_driver or 0
-        )
+        if self.driver is None:
+            return False
+        branch = int(self.driver.partition(".")[0])
+        return branch < (self.oldest_driver or 0)
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return LD_LIBRARY_PATH with the image's driver libraries in front; nothing if they are not needed."""
@@ -89,22 +90,22 @@ def read_cuda() -> Cuda:
     """Return the driver of this host and the CUDA of its image."""
     try:
         version = _cuda_of_torch()
-        found = Cuda(_driver(), version, _DRIVERS.get((version or "").partition(".")[0]))
-        has_compat = found.is_too_old and (_COMPAT / "libcuda.so.1").exists()
-        return replace(found, compat=str(_COMPAT)) if has_compat else found
+        major = (version or "").partition(".")[0]
+        found = Cuda(driver=_driver(), version=version, oldest_driver=_DRIVERS.get(major))
+        if found.is_too_old and (_COMPAT / "libcuda.so.1").exists():
+            return replace(found, compat=str(_COMPAT))
     except (OSError, ValueError):
         return Cuda()
+    return found
 
 
 def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda) -> None:
     """Emit the event of this host, and print its warnings. It never raises an error."""
     try:
-        gpus, efa, shm, free = (
-            _gpus(),
-            _efa_devices(),
-            shared_memory_bytes(),
-            shutil.disk_usage(tree.root).free,
-        )
+        gpus = _gpus()
+        efa = _efa_devices()
+        shm = shared_memory_bytes()
+        free = shutil.disk_usage(tree.root).free
         warnings = [*_warnings(host, config, cuda, gpus=gpus, efa=efa)]
         if free < _LEAST_DISK_BYTES:
             warnings.append(
@@ -148,9 +149,11 @@ def _warnings(
     ranks = max(1, config.processes_per_instance or count_gpus())
     can_have_workers = config.train is None or bool(gpus or config.train.workers)
     if can_have_workers and most_workers(ranks) == 0:
+        mebibytes = (shared_memory_bytes() or 0) / 2**20
+        plural = "" if ranks == 1 else "s"
         found.append(
-            f"{FOLDER} has {(shared_memory_bytes() or 0) / 2**20:,.0f} MiB, too little for loader workers of {ranks} "
-            f"rank{'' if ranks == 1 else 's'}: a Task loads its data without; a script's DataLoader needs num_workers=0"
+            f"{FOLDER} has {mebibytes:,.0f} MiB, too little for loader workers of {ranks} rank{plural}: "
+            "a Task loads its data without; a script's DataLoader needs num_workers=0"
         )
     return found
 
@@ -209,7 +212,8 @@ def _efa_provider() -> str | None:
 
 def _packages() -> dict[str, str]:
     """Return the versions of the installed packages that matter for training."""
-    from importlib.metadata import PackageNotFoundError, version  # takes long to import
+    # The import takes long.
+    from importlib.metadata import PackageNotFoundError, version
 
     found = {}
     for name in _PACKAGES:

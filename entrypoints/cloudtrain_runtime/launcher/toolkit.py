@@ -74,7 +74,8 @@ def main() -> int:
     named = [line for line in tail if "Error" in line or "Exception" in line]
     message = named[-1].strip() if named else ""
     text = f'ExecuteUserScriptError:\nExitCode {code}\nErrorMessage "{message}"\nCommand "{shlex.join(command)}"'
-    if tree.failure.exists():  # the script has written it, and the toolkit keeps it (files.py)
+    if tree.failure.exists():
+        # The script has written it, and the toolkit keeps it (files.py).
         log_line(text)
         return 1
     return fail(text)
@@ -84,12 +85,10 @@ def script_arguments(parameters: Mapping[str, Any]) -> list[str]:
     """Return the user's hyperparameters as the script's arguments, sorted by name as the toolkit does."""
     found: list[str] = []
     for name in sorted(parameters):
-        if not name.startswith(NOT_SEARCHED):
-            value = parameters[name]
-            found += [
-                f"-{name}" if len(name) == 1 else f"--{name}",
-                value if isinstance(value, str) else str(value),
-            ]
+        if name.startswith(NOT_SEARCHED):
+            continue
+        dashes = "-" if len(name) == 1 else "--"
+        found += [f"{dashes}{name}", str(parameters[name])]
     return found
 
 
@@ -102,7 +101,9 @@ def start_command(
     addresses = load_json(environ.get(ADDRESSES_VARIABLE, "{}"))
     master = host.hosts[0]
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
         f"--nnodes={len(host.hosts)}",
         f"--nproc_per_node={environ.get(MAX_PROCESSES_VARIABLE) or max(1, count_gpus())}",
         f"--master_addr={addresses.get(master, master)}",

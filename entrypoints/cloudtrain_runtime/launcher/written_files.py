@@ -38,7 +38,9 @@ _SAVING = {
 }
 """Functions that write a file without Python's `open`, by module, with the position of the path."""
 
-_FILE, _FOLDER, _WORD = "file", "folder", "word"
+_FILE = "file"
+_FOLDER = "folder"
+_WORD = "word"
 """Kinds of recorded paths: a file that is written, a folder that is new, a word of a command."""
 
 _SLACK_SECONDS = 0.05
@@ -58,7 +60,8 @@ _CACHE_PATH = re.compile(
     r"|/hub/(models|datasets|spaces)--"
     r"|/\.local/(lib|share/wandb)/"
     r"|/(\.EasyOCR|\.insightface|\.keras|nltk_data|scikit_learn_data|tensorflow_datasets)/"
-    r"|^/tmp/(data-gym-cache|ray)/"  # tiktoken, Ray
+    # Of tiktoken and Ray.
+    r"|^/tmp/(data-gym-cache|ray)/"
 )
 """Such folders whose names a user can choose, too, for results (`hub`, `uv`): only these places count."""
 
@@ -151,7 +154,8 @@ def _connected(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, s
 
 def _created(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     path = os.fsdecode(arguments[0])
-    if not os.path.lexists(path):  # in a folder that was there, others may write, too
+    if not os.path.lexists(path):
+        # In a folder that was there, others may write, too.
         yield _FOLDER, path
 
 
@@ -162,7 +166,10 @@ def _moved(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]
 def _commanded(event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     """Yield the words of a command that can be paths, and the names that copies into a folder get."""
     command = arguments[{"os.system": 0, "os.spawn": 2}.get(event, 1)]
-    folder = arguments[2] if event == "subprocess.Popen" and arguments[2] else "."
+    folder = "."
+    if event == "subprocess.Popen" and arguments[2]:
+        # The working directory of the process.
+        folder = arguments[2]
     parts = [command] if isinstance(command, str | bytes) else list(command)
     given = [os.fsdecode(each) for each in parts]
     # An argument can be a path with a space or a bracket in it, or contain paths, as those of `sh -c` and `dd` do.
@@ -228,11 +235,12 @@ def scan(
             if not budget.take():
                 return found
             name = f"{below}{entry.name}"
-            with contextlib.suppress(OSError):  # deleted meanwhile
+            # An entry may be deleted meanwhile.
+            with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     is_skipped = entry.name in skipped or entry.path in skipped
-                    is_skipped = is_skipped or bool(_CACHE_PATH.search(f"{entry.path}/"))
-                    waiting += [] if is_skipped else [f"{name}/"]
+                    if not is_skipped and not _CACHE_PATH.search(f"{entry.path}/"):
+                        waiting.append(f"{name}/")
                 elif entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     if status.st_ctime >= since:
@@ -285,7 +293,8 @@ def recorded_files(
             seen.add(path)
             found.setdefault(group, {})[path] = size
 
-    for path, kind in sorted(records.items()):  # a folder comes before what is in it
+    # Sorted, a folder comes before what is in it.
+    for path, kind in sorted(records.items()):
         with contextlib.suppress(OSError, ValueError):
             status = os.lstat(path)
             if status.st_ctime < since:
@@ -305,16 +314,18 @@ def new_files(
     """Return all files in some folders that were written since a time, as `recorded_files` does."""
     found: dict[str, dict[str, int]] = {}
     skipped = {*_CACHES, *SYSTEM_BELOW, *around.kept}
+    since -= _SLACK_SECONDS
     for place in places:
-        for name, size in scan(
-            place, budget, since=since - _SLACK_SECONDS, skipped=skipped
-        ).items():
+        for name, size in scan(place, budget, since=since, skipped=skipped).items():
             path = os.path.join(place, name)
             if is_left_out(path, around.kept):
                 continue
             parts = name.split("/")
-            depth = 2 if parts[0].startswith(".") else 1  # such as ~/.cache/NAME/
-            group = os.path.join(place, *parts[:depth]) + ("/" if len(parts) > depth else "")
+            # A hidden folder is named with its subfolder, such as ~/.cache/NAME/.
+            depth = 2 if parts[0].startswith(".") else 1
+            group = os.path.join(place, *parts[:depth])
+            if len(parts) > depth:
+                group += "/"
             found.setdefault(group, {})[path] = size
     return found
 
@@ -338,9 +349,9 @@ def is_left_out(path: str, kept: Collection[str]) -> bool:
         return True
     if _TEMPORARY.search(path):
         return True
-    return path.startswith(("/dev/", "/proc/", "/sys/")) or any(
-        path.startswith(f"{folder}/") for folder in kept
-    )
+    if path.startswith(("/dev/", "/proc/", "/sys/")):
+        return True
+    return any(path.startswith(f"{folder}/") for folder in kept)
 
 
 def _group(path: str, groups: Collection[str]) -> str:
@@ -355,7 +366,9 @@ def _group(path: str, groups: Collection[str]) -> str:
 
 def _below(root: str, path: str) -> str:
     """Return a path below `/opt/ml` as one below the root."""
-    return os.path.join(root, path.removeprefix(_ML)) if path.startswith(_ML) else path
+    if not path.startswith(_ML):
+        return path
+    return os.path.join(root, path.removeprefix(_ML))
 
 
 def _read(place: str) -> dict[str, str]:
