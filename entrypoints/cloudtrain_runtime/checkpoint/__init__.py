@@ -17,9 +17,8 @@ The functions are imported on first use: the launcher and `cloudtrain checkpoint
 
 from __future__ import annotations
 
-TYPE_CHECKING = (
-    False  # not from typing: the launcher must set its signal handler before slow imports
-)
+# Not from typing: the launcher must set its signal handler before slow imports.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

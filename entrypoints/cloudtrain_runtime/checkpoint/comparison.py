@@ -30,7 +30,8 @@ def compare(
         - `random`: number of states of random generators that are not equal; these do not count as entries;
         - `state`: names of the values in the manifest, such as the position in the data, that are not equal.
     """
-    (entries, state), (others, other_state) = left, right
+    entries, state = left
+    others, other_state = right
     # A script that seeds no generator of Python or NumPy has other ones in each run.
     drawn = [
         {name: each for name, each in found.items() if name.startswith(_RANDOM)}
@@ -66,14 +67,17 @@ def compare(
     }
 
 
+_INFINITE = (math.inf, math.inf)
+
+
 def _distance(left: Any, right: Any) -> tuple[float, float] | None:
     """Return the largest absolute and the relative difference of two entries; None if they are equal bit for bit."""
     import torch
 
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
-        return None if _is_equal(left, right) else (math.inf, math.inf)
+        return None if _is_equal(left, right) else _INFINITE
     if left.shape != right.shape or left.dtype != right.dtype:
-        return math.inf, math.inf
+        return _INFINITE
     if left.numel() == 0 or torch.equal(left, right):
         return None
     first, second = (
@@ -84,10 +88,11 @@ def _distance(left: Any, right: Any) -> tuple[float, float] | None:
         is_same_place = torch.equal(torch.isfinite(first), torch.isfinite(second))
         rest = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
         same_values = is_same_place and torch.equal(first.nan_to_num(), second.nan_to_num())
-        return None if same_values and not bool(rest.any()) else (math.inf, math.inf)
-    return float(difference.max()), float(
-        difference.norm() / max(float(first.abs().norm()), 1e-300)
-    )
+        is_same = same_values and not bool(rest.any())
+        return None if is_same else _INFINITE
+    # A reference of zeros has the norm 0.
+    reference = max(float(first.abs().norm()), 1e-300)
+    return float(difference.max()), float(difference.norm() / reference)
 
 
 def _is_equal(left: Any, right: Any) -> bool:

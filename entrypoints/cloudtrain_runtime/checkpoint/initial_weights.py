@@ -39,9 +39,8 @@ def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
     Raises:
         CheckpointError: there is nothing to load, or it does not fit the model.
     """
-    if any(
-        value.is_meta for value in model.state_dict().values() if isinstance(value, torch.Tensor)
-    ):
+    values = model.state_dict().values()
+    if any(value.is_meta for value in values if isinstance(value, torch.Tensor)):
         raise CheckpointError(
             "train.init_from: the model was built on the meta device, and weights are loaded before it is distributed: "
             "build it on the CPU"
@@ -99,7 +98,8 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             member = archive.extractfile(MODEL_FILE)
             data = b"" if member is None else member.read()
     except (*BROKEN, tarfile.TarError, OSError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[0]
         raise CheckpointError(
             f"train.init_from: {uri} is not an archive with {MODEL_FILE}: {why}"
         ) from None

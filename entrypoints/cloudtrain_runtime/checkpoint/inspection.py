@@ -61,14 +61,15 @@ class Inspection:
         parent, _, name = uri.rstrip("/").rpartition("/")
         self._only = name if step_of_folder_name(name) is not None else None
         self.storage: Storage = open_storage(parent if self._only else uri)
-        self._all = _with_best(
-            tuple(reversed([each for each in list_checkpoints(self.storage) if each.files]))
-        )
+        oldest_first = [each for each in list_checkpoints(self.storage) if each.files]
+        self._all = _with_best(tuple(reversed(oldest_first)))
         self.entries = tuple(each for each in self._all if self._only in (None, each.name))
 
     def of_trainers(self) -> tuple[SavedCheckpoint, ...]:
         """Return the checkpoints that attached trainers keep in their own format, newest step first."""
-        return () if self._only else tuple(reversed(list_trainer_checkpoints(self.storage)))
+        if self._only:
+            return ()
+        return tuple(reversed(list_trainer_checkpoints(self.storage)))
 
     def find(self, step: int | None = None, run: str = "") -> CheckpointRecord:
         """Return the newest complete checkpoint.
@@ -81,48 +82,28 @@ class Inspection:
             CheckpointError: there is none; the message names the nearest existing ones.
         """
         own = [entry for entry in self.entries if run in ("", entry.run)]
-        fitting = [entry for entry in own if entry.is_complete and step in (None, entry.step)]
-        if not fitting:
-            raise CheckpointError(self._why_none(step, run, own))
-        return fitting[0]
+        # The entries have the newest step first.
+        for entry in own:
+            if entry.is_complete and step in (None, entry.step):
+                return entry
+        raise CheckpointError(self._why_none(step, run, own))
 
     def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointRecord]) -> str:
-        whose = f" of {run}" if run else ""
-        asked = (
-            step if step is not None else step_of_folder_name(self._only) if self._only else None
-        )
+        asked = step
+        if asked is None and self._only:
+            # The uri names one checkpoint, and so its step.
+            asked = step_of_folder_name(self._only)
         there = [entry for entry in self._all if entry.is_complete]
         mine = [entry for entry in there if run in ("", entry.run)]
+        foreign = [entry for entry in there if entry not in mine]
+        whose = f" of {run}" if run else ""
+        where = f"{whose} at {self.storage.uri}"
         if asked is None:
-            others = sorted({str(entry.run) for entry in there if entry not in mine})
-            why = (
-                f"; those there are of {', '.join(others)}"
-                if others
-                else f"; {_describe(own[0])}"
-                if own
-                else ""
-            )
-            return f"there is no complete checkpoint{whose} at {self.storage.uri}{why}"
-        of_step = [entry for entry in own if entry.step == asked]
-        others = sorted(
-            {str(entry.run) for entry in there if entry.step == asked and entry not in mine}
-        )
-        why = (
-            f"; {_describe(of_step[0])}"
-            if of_step
-            else f"; that of {', '.join(others)} is another's"
-            if others
-            else ""
-        )
-        steps = sorted({entry.step for entry in mine} - {asked})
-        at = bisect.bisect(steps, asked)
-        nearest = steps[max(at - 1, 0) : at + 1]
-        near = (
-            f"; the nearest complete: {' and '.join(map(str, nearest))}"
-            if nearest
-            else "; none is complete"
-        )
-        return f"there is no complete checkpoint of step {asked}{whose} at {self.storage.uri}{why}{near}"
+            why = _why_no_step(own, foreign)
+            return f"there is no complete checkpoint{where}{why}"
+        why = _why_not_step(asked, own, foreign)
+        near = _nearest_complete(asked, mine)
+        return f"there is no complete checkpoint of step {asked}{where}{why}{near}"
 
     def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointRecord, ...]:
         """Compare every block of the checkpoints with the manifest, and parse what a load parses. Nothing is changed.
@@ -161,24 +142,24 @@ class Inspection:
         return tuple(entry for entry in verified if entry is not None)
 
     def _find_damage(self, entry: CheckpointRecord, file: str) -> list[str]:
-        return list(
-            find_damage(
-                self.storage,
-                entry.name,
-                {file: entry.content.files[file]},
-                entry.content.block_bytes,
-            )
-        )
+        content = entry.content
+        stored = {file: content.files[file]}
+        return list(find_damage(self.storage, entry.name, stored, content.block_bytes))
 
     def _verified(
         self, entry: CheckpointRecord, work: Sequence[Future[list[str]]]
     ) -> CheckpointRecord | None:
-        failed = [error for future in work if (error := future.exception()) is not None]
-        found = [
-            fault for future in work if future.exception() is None for fault in future.result()
-        ]
+        failed: list[BaseException] = []
+        found: list[str] = []
+        for future in work:
+            error = future.exception()
+            if error is not None:
+                failed.append(error)
+            else:
+                found += future.result()
         if (failed or found) and self.storage.read(entry.name, MANIFEST_FILE) is None:
-            return None  # deleted while it was read
+            # It was deleted while it was read.
+            return None
         if failed:
             raise failed[0]
         if found:
@@ -214,25 +195,26 @@ class Inspection:
 
         reader = CheckpointReader(self.storage, entry.name, entry.content)
         metadata = reader.read_metadata()
-        state = {
-            name: torch.empty(stored.size, dtype=stored.properties.dtype)
-            if isinstance(stored, TensorStorageMetadata)
-            else None  # an object, which the planner stores here
-            for name, stored in metadata.state_dict_metadata.items()
-            if part != MODEL_PART or name.startswith(_MODEL_KEYS)
-        }
+        state: dict[str, Any] = {}
+        for name, stored in metadata.state_dict_metadata.items():
+            if part == MODEL_PART and not name.startswith(_MODEL_KEYS):
+                continue
+            # The planner replaces None by an object, which is no tensor.
+            state[name] = None
+            if isinstance(stored, TensorStorageMetadata):
+                state[name] = torch.empty(stored.size, dtype=stored.properties.dtype)
         if not state:
             raise CheckpointError(
                 f"{entry.uri} holds no model: none of its keys begins with {_MODEL_KEYS}"
             )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # DCP warns about the single process, which is intended
+                # DCP warns about the single process, which is intended.
+                warnings.simplefilter("ignore")
                 load(state, storage_reader=reader, planner=PlainLoadPlanner())
         except CheckpointException as error:
-            raise next((cause for cause, _ in error.failures.values()), error) from None
+            causes = [cause for cause, _ in error.failures.values()]
+            raise (causes[0] if causes else error) from None
         return state, metadata
 
     def export(
@@ -256,7 +238,9 @@ class Inspection:
         import torch
 
         tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-        skipped = sorted(set(state) - set(tensors)) if form == "safetensors" else []
+        skipped: list[str] = []
+        if form == "safetensors":
+            skipped = sorted(set(state) - set(tensors))
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
@@ -265,10 +249,10 @@ class Inspection:
 
                 about = {"format": "pt", "run": entry.run or "", "step": str(entry.step)}
                 save_file(_of_part(tensors, part), str(partial), metadata=about)
+            elif part == MODEL_PART:
+                torch.save(_of_part(state, part), partial)
             else:
-                torch.save(
-                    _of_part(state, part) if part == MODEL_PART else _nest(state, metadata), partial
-                )
+                torch.save(_nest(state, metadata), partial)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
@@ -286,11 +270,48 @@ def _with_best(found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, .
     steps: dict[str | None, list[int]] = {}
     best: dict[str | None, CheckpointRecord] = {}
     for entry in found:
-        if entry.is_complete and entry.step in steps.setdefault(
-            entry.run, best_steps(entry.content.state)
-        ):
+        if not entry.is_complete:
+            continue
+        # The first complete checkpoint of a run is its newest one.
+        if entry.run not in steps:
+            steps[entry.run] = best_steps(entry.content.state)
+        if entry.step in steps[entry.run]:
             best.setdefault(entry.run, entry)
     return tuple(replace(entry, best=best.get(entry.run) is entry) for entry in found)
+
+
+def _why_no_step(own: Sequence[CheckpointRecord], foreign: Sequence[CheckpointRecord]) -> str:
+    if foreign:
+        return f"; those there are of {_runs_of(foreign)}"
+    if own:
+        return f"; {_describe(own[0])}"
+    return ""
+
+
+def _why_not_step(
+    step: int, own: Sequence[CheckpointRecord], foreign: Sequence[CheckpointRecord]
+) -> str:
+    of_step = [entry for entry in own if entry.step == step]
+    if of_step:
+        return f"; {_describe(of_step[0])}"
+    others = [entry for entry in foreign if entry.step == step]
+    if others:
+        # Another run has saved this step in the same folder, so the number alone would mislead.
+        return f"; that of {_runs_of(others)} is another's"
+    return ""
+
+
+def _nearest_complete(step: int, complete: Sequence[CheckpointRecord]) -> str:
+    steps = sorted({entry.step for entry in complete} - {step})
+    at = bisect.bisect(steps, step)
+    nearest = steps[max(at - 1, 0) : at + 1]
+    if not nearest:
+        return "; none is complete"
+    return f"; the nearest complete: {' and '.join(map(str, nearest))}"
+
+
+def _runs_of(entries: Sequence[CheckpointRecord]) -> str:
+    return ", ".join(sorted({str(entry.run) for entry in entries}))
 
 
 def _describe(entry: CheckpointRecord) -> str:
@@ -298,10 +319,9 @@ def _describe(entry: CheckpointRecord) -> str:
 
 
 def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
-    return {
-        name.removeprefix(_MODEL_KEYS) if part == MODEL_PART else name: value
-        for name, value in state.items()
-    }
+    if part != MODEL_PART:
+        return dict(state)
+    return {name.removeprefix(_MODEL_KEYS): value for name, value in state.items()}
 
 
 def _nest(state: Mapping[str, Any], metadata: Metadata) -> dict[str, Any]:

@@ -36,7 +36,8 @@ class CheckpointRecord(SavedCheckpoint):
     It is `complete` if every file exists with the right size, and `unfinished` if its manifest was never written.
     """
 
-    manifest: Manifest | None = None  # None if there is no readable one
+    # None if there is no readable one
+    manifest: Manifest | None = None
 
     @property
     def content(self) -> Manifest:
@@ -100,6 +101,8 @@ def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> Checkpo
     step = step_of_folder(folder) or 0
     judged = judge_checkpoint(storage, folder, files)
     manifest = judged.manifest
+    # A checkpoint without a readable manifest names its run in the writer's file.
+    run = manifest.run if manifest else _writing_run(storage, folder)
     return CheckpointRecord(
         step=step,
         name=folder,
@@ -108,7 +111,7 @@ def _examine(storage: Storage, folder: str, files: Mapping[str, int]) -> Checkpo
         why=judged.why,
         bytes=sum(files.values()),
         files=len(files),
-        run=(manifest.run if manifest else _writing_run(storage, folder)) or None,
+        run=run or None,
         time=manifest.time if manifest else None,
         world_size=manifest.world_size if manifest else None,
         torch=manifest.torch if manifest else None,

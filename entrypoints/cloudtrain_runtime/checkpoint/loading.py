@@ -158,10 +158,11 @@ def _of_step(
     except OSError as error:
         log_line(f"the checkpoints at {storage.uri} cannot be listed: {error}")
         return None
-    others = [record for record in records if is_shared and _is_of_training(record, context)]
-    return _newest_complete(records, run=context.run, step=step) or _newest_complete(
-        others, step=step
-    )
+    own = _newest_complete(records, run=context.run, step=step)
+    if own is not None or not is_shared:
+        return own
+    of_training = [record for record in records if _is_of_training(record, context)]
+    return _newest_complete(of_training, step=step)
 
 
 def _newest_complete(
@@ -171,8 +172,10 @@ def _newest_complete(
 
     `records` are sorted, oldest first.
     """
-    wanted = (each for each in reversed(records) if each.is_complete and each.may_belong_to(run))
-    return next((each for each in wanted if step in (None, each.step)), None)
+    for each in reversed(records):
+        if each.is_complete and each.may_belong_to(run) and step in (None, each.step):
+            return each
+    return None
 
 
 def newest(
@@ -213,26 +216,28 @@ def _of_training(
     """Return this run's newest checkpoint, or else the newest one of the same training."""
     records = _list_reported(storage, damaged)
     of_training = [record for record in records if _is_of_training(record, context)]
-    own = _newest_complete(records, run=context.run) if context.run else None
+    own = None
+    if context.run:
+        own = _newest_complete(records, run=context.run)
     chosen = own or _newest_complete(of_training)
+    if chosen is not None and context.training and not chosen.content.training:
+        log_line(
+            f"warning: {chosen.uri} does not name its training (cloudtrain 0.1 saved it): "
+            "it is assumed to be of this training"
+        )
     if chosen is not None:
-        if context.training and not chosen.content.training:
-            log_line(
-                f"warning: {chosen.uri} does not name its training (cloudtrain 0.1 saved it): "
-                "it is assumed to be of this training"
-            )
         return chosen
     _refuse_damaged(storage, of_training)
     foreign = _newest_complete([record for record in records if record not in of_training])
-    if foreign is not None:
-        differences = describe_differences(foreign.content.training, context.training)
-        raise CheckpointError(
-            f"checkpoint.resume is auto, and the checkpoints at {storage.uri} belong to another training (step "
-            f"{foreign.step} of run {foreign.content.run}: {differences}). To continue from it: "
-            f"checkpoint.resume={foreign.run or 'its uri'}; to start from the beginning: another "
-            "checkpoint.uri, or checkpoint.resume=never"
-        )
-    return None
+    if foreign is None:
+        return None
+    differences = describe_differences(foreign.content.training, context.training)
+    raise CheckpointError(
+        f"checkpoint.resume is auto, and the checkpoints at {storage.uri} belong to another training (step "
+        f"{foreign.step} of run {foreign.content.run}: {differences}). To continue from it: "
+        f"checkpoint.resume={foreign.run or 'its uri'}; to start from the beginning: another "
+        "checkpoint.uri, or checkpoint.resume=never"
+    )
 
 
 def _is_of_training(record: CheckpointRecord, context: Context) -> bool:
@@ -247,18 +252,16 @@ def _list_reported(storage: Storage, damaged: list[CheckpointRecord]) -> list[Ch
     for record in records:
         if not record.is_complete:
             log_line(f"{record.uri} is {record.state} and not used: {record.why}")
-    return [
-        record
-        for record in records
-        if not record.is_complete or record.uri not in {each.uri for each in damaged}
-    ]
+    known = {each.uri for each in damaged}
+    return [record for record in records if not record.is_complete or record.uri not in known]
 
 
 def _newest_in(uri: str, damaged: list[CheckpointRecord], run: str = "") -> CheckpointRecord | None:
     """Return the newest complete checkpoint of a folder, or the one checkpoint that the uri names."""
     parent, _, name = uri.rpartition("/")
     step = step_of_folder_name(name)
-    return _newest_at(open_storage(uri if step is None else parent), damaged, run, step)
+    folder = uri if step is None else parent
+    return _newest_at(open_storage(folder), damaged, run, step)
 
 
 def _newest_at(
@@ -273,7 +276,8 @@ def _newest_at(
 
 def _refuse_damaged(storage: Storage, records: list[CheckpointRecord]) -> None:
     """Refuse to start from the beginning where every checkpoint is damaged."""
-    # Starting over silently would be worse than stopping: days of work may still be recovered by hand.
+    # Starting over silently would be worse than stopping: days of work may still be recovered by
+    # hand.
     damaged = [other.name for other in records if other.state == DAMAGED]
     if damaged:
         raise CheckpointError(
@@ -293,11 +297,9 @@ def _load(found: CheckpointRecord, target: States, context: Context) -> frozense
     """
     reader = CheckpointReader(open_storage(found.location), found.name, found.content)
     # Each stage of a pipeline holds a part of the model.
-    shapes = {
-        name: shape
-        for part in gather(tensor_shapes(target["model"]), context)
-        for name, shape in part.items()
-    }
+    shapes: dict[str, list[int]] = {}
+    for part in gather(tensor_shapes(target["model"]), context):
+        shapes |= part
     stepped = _on_main(lambda: _check_fits(reader, found.uri, target, shapes), context)
     try:
         load(target, storage_reader=reader, planner=PlainLoadPlanner())
@@ -320,10 +322,11 @@ def _check_fits(
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"the checkpoint {uri} cannot be read: {error}") from None
     stepped, kinds = saved_optimizer(metadata)
-    # Checked before loading: torch 2.5 silently loads the overlapping part of a tensor of another shape.
-    mismatch = shape_mismatch(saved_shapes(metadata), shapes) or optimizer_mismatch(
-        kinds, target.get("optimizer", {})
-    )
+    # Checked before loading: torch 2.5 silently loads the overlapping part of a tensor of another
+    # shape.
+    mismatch: str | None = shape_mismatch(saved_shapes(metadata), shapes)
+    if not mismatch:
+        mismatch = optimizer_mismatch(kinds, target.get("optimizer", {}))
     if mismatch:
         raise CheckpointError(f"the checkpoint {uri} does not fit this model: {mismatch}")
     return stepped
@@ -335,5 +338,6 @@ def _report_damage(found: CheckpointRecord, detail: str) -> None:
     try:
         mark_damaged(open_storage(found.location), found.name, [detail])
     except OSError as error:
-        # The checkpoint may belong to another run, which this one may only read. This load ignores it anyway.
+        # The checkpoint may belong to another run, which this one may only read. This load ignores
+        # it anyway.
         log_line(f"{found.uri} could not be marked as damaged: {error}")

@@ -118,7 +118,13 @@ class CheckpointManager:
         attempt = gather(secrets.token_hex(4), context, self.group)[0]
         mesh = mesh or {"data": context.world_size}
         self._saver = CheckpointSaver(
-            self.storage, context, attempt, self.group, self.notice, keep=config.keep, mesh=mesh
+            storage=self.storage,
+            context=context,
+            attempt=attempt,
+            group=self.group,
+            notice=self.notice,
+            keep=config.keep,
+            mesh=mesh,
         )
         self.require_completed = self._saver.require_completed
         self._guarded: set[int] = set()
@@ -164,12 +170,14 @@ class CheckpointManager:
         own = rank_key(self._context.rank)
         has_random = self._context.rank < checkpoint.content.world_size
         if not has_random:
-            loaded["rng"][own] = b""  # a rank without saved random states keeps its present ones
+            # A rank without saved random states keeps its present ones.
+            loaded["rng"][own] = b""
         with _naming_checkpoint(checkpoint.uri):
             objects = restore_states(loaded, model, optimizers, self._context, names)
         drop_unsaved_states(names, stepped, optimizers)
         self._saver.last_started_at = time.monotonic()
-        is_own, saved = checkpoint.location == self.storage.uri, checkpoint.content
+        is_own = checkpoint.location == self.storage.uri
+        saved = checkpoint.content
         self._saver.last_step = saved.step if is_own else None
         return Resumed(
             step=saved.step,
@@ -204,11 +212,11 @@ class CheckpointManager:
             lambda: (self.notice.is_given, self._is_due_by_clock()), row
         )
         if must_save:
-            self._has_asked = False  # if this save fails, the clock requests another one
+            # If this save fails, the clock requests another one.
+            self._has_asked = False
         every = self._config.every_steps
-        return BoundaryDecision(
-            save=must_save or (every is not None and step % every == 0), stop=must_stop
-        )
+        is_due_by_step = every is not None and step % every == 0
+        return BoundaryDecision(save=must_save or is_due_by_step, stop=must_stop)
 
     def poll(self, *, wait: bool = True) -> None:
         """Process the rows that are being exchanged; without `wait` only those that have arrived."""
@@ -257,7 +265,8 @@ class CheckpointManager:
 
         is_started = self._saver.save(step, states, state, wait=wait)
         if may_change_outside_steps(model, optimizers):
-            self._saver.wait_for_copy()  # no hook runs before such a change
+            # No hook runs before such a change.
+            self._saver.wait_for_copy()
         return is_started
 
     @property
@@ -285,12 +294,13 @@ class CheckpointManager:
         The other ranks may not have noticed the failure: torchrun ends them after this rank has exited. If they have
         ended already, the save has failed, and this returns at once.
         """
-        if self._saver.is_busy:
-            log_line(
-                f"rank {self._context.rank} has failed; the save of step {self._saver.step_in_progress} is in progress:"
-                f" waiting for it, at most {LEAVE_SECONDS:.0f} s"
-            )
-            self.wait_for_save(LEAVE_SECONDS)
+        if not self._saver.is_busy:
+            return
+        log_line(
+            f"rank {self._context.rank} has failed; the save of step {self._saver.step_in_progress} is in progress:"
+            f" waiting for it, at most {LEAVE_SECONDS:.0f} s"
+        )
+        self.wait_for_save(LEAVE_SECONDS)
 
 
 def _save_location(config: CheckpointConfig, context: Context) -> str:

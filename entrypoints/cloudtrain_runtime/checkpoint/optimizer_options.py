@@ -48,7 +48,8 @@ def option_differences(
 def describe_changes(before: Texts, now: Texts, what: str) -> Iterator[str]:
     """Yield each public setting that differs, such as `optimizer: lr was 0.1 and is 0.01`."""
     for key in changed_names(before, now):
-        # What the schedule derives from the rates and from its step, and its private state, says nothing new.
+        # What the schedule derives from the rates and from its step, and its private state, says
+        # nothing new.
         if not key.startswith("_") and key != "base_lrs":
             yield f"{what}: {key} was {before[key]} and is {now[key]}"
 

@@ -48,7 +48,10 @@ class RankCoordinator:
         value = self.run_on_all(action)
         if self._group is None:
             return [value]
-        values: list[Any] | None = [None] * self._context.world_size if self.is_main else None
+        # torch fills the list of the receiving rank; the others pass None.
+        values: list[Any] | None = None
+        if self.is_main:
+            values = [None] * self._context.world_size
         dist.gather_object(value, values, dst=0, group=self._group)
         return values or []
 
@@ -64,7 +67,9 @@ class RankCoordinator:
         elements: list[Any] | None = None
         if self.is_main:
             values, error = self._try(action)
-            elements = [(value, error) for value in values or self._context.world_size * (None,)]
+            # After an error there are no values: each rank gets the error.
+            each_value = values or self._context.world_size * (None,)
+            elements = [(value, error) for value in each_value]
         if self._group is None:
             return self._unwrap((elements or [])[0])  # type: ignore[no-any-return]
         own: list[Any] = [None]

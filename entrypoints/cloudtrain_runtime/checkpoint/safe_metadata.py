@@ -130,7 +130,8 @@ def load_plain(source: bytes | Path) -> Any:
     Raises:
         ValueError: an entry is compressed, or its values are nested deeply.
     """
-    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as stream:
+    opened = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+    with opened as stream:
         return _load_plain(stream, stream.seek(0, os.SEEK_END))
 
 
@@ -147,7 +148,8 @@ def load_state_dict(source: bytes | Path, name: str) -> Mapping[str, Any]:
     try:
         found = load_plain(source)
     except BROKEN as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[0]
         raise CheckpointError(
             f"{name} is not a file of torch.save(model.state_dict()): {why}"
         ) from None
@@ -183,9 +185,10 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if kind is int:
         return bool(value.bit_length() <= _INT_BITS)
-    return kind in _ATOMS and (
-        kind is not bytes or bool(value)
-    )  # which torch.save writes as a call
+    if kind is bytes and not value:
+        # torch.save writes empty bytes as a call.
+        return False
+    return kind in _ATOMS
 
 
 def _refusal(value: Any, name: str) -> str:
@@ -223,7 +226,8 @@ def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
 def _as_plain(value: Any) -> dict[str, Any]:
     if value.dtype.kind not in _NUMPY_KINDS or not value.dtype.itemsize:
         raise TypeError(f"dtype {value.dtype}")
-    shape = value.shape if hasattr(value, "__setitem__") else None  # a number has no shape
+    # A number has no shape.
+    shape = value.shape if hasattr(value, "__setitem__") else None
     return {_NUMPY: value.dtype.str, "shape": shape, "data": value.tobytes() or None}
 
 
@@ -233,10 +237,14 @@ def _as_numpy(value: Any) -> Any:
         return value
     import numpy as np
 
-    dtype, shape, data = np.dtype(value[_NUMPY]), value["shape"], value["data"]
+    dtype = np.dtype(value[_NUMPY])
+    shape = value["shape"]
+    data = value["data"]
     if dtype.kind not in _NUMPY_KINDS:
         raise ValueError(f"dtype {dtype}")
-    array = np.frombuffer(data, dtype) if data is not None else np.empty(0, dtype)
+    array = np.empty(0, dtype)
+    if data is not None:
+        array = np.frombuffer(data, dtype)
     return array[0] if shape is None else array.reshape(shape).copy()
 
 
@@ -361,7 +369,8 @@ class _Depths:
             ValueError: a value is nested deeper than any of a checkpoint, or the operation is of no checkpoint.
         """
         stack = self._stack
-        if name in _PUSHES:  # most operations, so it is the first
+        # Most operations are of this kind, so the test comes first.
+        if name in _PUSHES:
             stack.append(0)
         elif name in _MEMO_WRITES:
             place = len(self._memo) if argument is None else argument
@@ -437,11 +446,13 @@ def _metadata(record: Any, most_chunks: int) -> Metadata:
     )
     if sum(map(_chunk_count, stored.values())) > most_chunks:
         raise ValueError("its tensors share their lists of parts")
+    entries = {_checked(name, str): _stored(entry) for name, entry in stored.items()}
+    planner_data = None
+    if ways is not None:
+        planner_data = {_checked(name, str): _way(way) for name, way in ways.items()}
     return Metadata(
-        state_dict_metadata={_checked(name, str): _stored(entry) for name, entry in stored.items()},
-        planner_data=None
-        if ways is None
-        else {_checked(name, str): _way(way) for name, way in ways.items()},
+        state_dict_metadata=entries,
+        planner_data=planner_data,
         storage_data={_index(index): _info(place) for index, place in places.items()},
         storage_meta=StorageMeta(),
     )
@@ -471,7 +482,8 @@ def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
 def _properties(record: _Record) -> TensorProperties:
     if record.kind != "TensorProperties":
         raise TypeError("properties")
-    # PyTorch 2.15 adds a sixth value, the strides; what newer versions add behind them is not needed either.
+    # PyTorch 2.15 adds a sixth value, the strides; what newer versions add behind them is not
+    # needed either.
     dtype, _, requires_grad, _, pin_memory, *_ = _checked(record.state, tuple)
     # Layout and memory format are DCP's defaults: it has deprecated them and looks at neither.
     return TensorProperties(

@@ -35,7 +35,7 @@ from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.training_state import States, rng_sources
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
-from cloudtrain_runtime.contract.manifest import Manifest
+from cloudtrain_runtime.contract.manifest import Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -106,15 +106,20 @@ class CheckpointSaver:
         self.last_started_at = time.monotonic()
         self.last_step: int | None = None
         self.step_in_progress = -1
-        self._storage, self._context, self._attempt, self._group = storage, context, attempt, group
-        self._notice, self._keep, self._mesh = notice, keep, mesh
+        self._storage = storage
+        self._context = context
+        self._attempt = attempt
+        self._group = group
+        self._notice = notice
+        self._keep = keep
+        self._mesh = mesh
         self._missed = 0
         self._has_completed = False
         self._last_failure = self._reported = ""
         timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_SECONDS)
-        own_group = (
-            dist.new_group(backend="gloo", timeout=timeout) if context.world_size > 1 else None
-        )
+        own_group = None
+        if context.world_size > 1:
+            own_group = dist.new_group(backend="gloo", timeout=timeout)
         self._ranks = RankCoordinator(context, own_group)
         self._planner = StagingPlanner(self._ranks)
         self._is_readable = False
@@ -156,7 +161,8 @@ class CheckpointSaver:
         save = _Save(step, dict(state), started_at, _record_cuda_event(self._context))
         self._save = save
         self.step_in_progress = step
-        self._bytes, self._bytes_at_last_check = 0, -1
+        self._bytes = 0
+        self._bytes_at_last_check = -1
         self._note_progress()
         self._thread = threading.Thread(
             target=self._run, args=(save, values, unshared), name="checkpoint", daemon=True
@@ -214,7 +220,8 @@ class CheckpointSaver:
             if not any(busy):
                 self._require_readable()
                 return True
-            if (any(stopping) and waited[0] > leave_seconds) or min(idle) > _STALL_SECONDS:
+            must_leave = any(stopping) and waited[0] > leave_seconds
+            if must_leave or min(idle) > _STALL_SECONDS:
                 self._record_abandoned(self.step_in_progress if step is None else step)
                 return False
 
@@ -273,11 +280,10 @@ class CheckpointSaver:
     def _record_failure(self, step: int, reason: str, detail: str) -> None:
         self._missed += 1
         self._last_failure = f"step {step} ({reason}): {detail}"
-        cause = re.sub(r"\d+", "", f"{reason} {detail}")  # without ranks, steps and times
-        is_repeated, self._reported = (
-            cause == self._reported and self._missed != _ALARM_AFTER,
-            cause,
-        )
+        # The cause has no ranks, steps and times, which differ between two reports of it.
+        cause = re.sub(r"\d+", "", f"{reason} {detail}")
+        is_repeated = cause == self._reported and self._missed != _ALARM_AFTER
+        self._reported = cause
         if self._context.is_main:
             alarm = self._missed >= _ALARM_AFTER
             values = {"missed": self._missed, "alarm": alarm, "repeated": is_repeated}
@@ -297,9 +303,10 @@ class CheckpointSaver:
                 self.last_step = None
                 detail = f"the data read back differs from the data written: {damage[0]}"
                 self._record_failure(save.step, "failed", detail)
-            else:
-                self._missed, self._reported = 0, ""
-                self._has_completed = True
+                return
+            self._missed = 0
+            self._reported = ""
+            self._has_completed = True
         finally:
             save.copied.set()
 
@@ -313,20 +320,24 @@ class CheckpointSaver:
         writer = {"run": self._context.run, "attempt": self._attempt, "step": save.step}
         reserved = self._ranks.broadcast_from_main(lambda: self._storage.reserve(save.step, writer))
         shards = CheckpointWriter(
-            self._storage, reserved, self._count_bytes, self._planner.staged_bytes
+            storage=self._storage,
+            folder=reserved,
+            note_bytes=self._count_bytes,
+            bytes_=self._planner.staged_bytes,
         )
         try:
             written = self._ranks.gather_on_main(
                 lambda: (self._write_shards(save, shards, plan), shards.files)
             )
             self._write_metadata(reserved, shards, plan, written)
-            return self._ranks.broadcast_from_main(
+            folder = self._ranks.broadcast_from_main(
                 lambda: self._commit(save, reserved, shards, written)
-            ), shards
+            )
         except SaveError:
             if self._context.is_main:
                 self._storage.abandon(reserved)
             raise
+        return folder, shards
 
     def _copy(self, save: _Save, plan: ShardPlan) -> None:
         if save.ready is None:
@@ -361,11 +372,12 @@ class CheckpointSaver:
         def finish() -> str:
             metadata: Any = plan.metadata
             shards.finish(replace(metadata), [results for results, _ in written])
-            if not self._is_readable:
-                try:
-                    read_metadata(self._storage.read(reserved, METADATA_FILE) or b"")
-                except CheckpointError as error:
-                    return str(error)
+            if self._is_readable:
+                return ""
+            try:
+                read_metadata(self._storage.read(reserved, METADATA_FILE) or b"")
+            except CheckpointError as error:
+                return str(error)
             return ""
 
         self._unreadable_reason = self._ranks.broadcast_from_main(finish)
@@ -387,9 +399,11 @@ class CheckpointSaver:
         self, save: _Save, reserved: str, shards: CheckpointWriter, written: list[tuple[Any, Any]]
     ) -> str:
         """Write the manifest, which makes the checkpoint complete; return the checkpoint's folder name."""
-        files = {
-            name: file for _, others in written for name, file in others.items()
-        } | shards.files
+        files: dict[str, StoredFile] = {}
+        for _, of_rank in written:
+            files |= of_rank
+        # The metadata is written after the ranks' files were listed.
+        files |= shards.files
         manifest = Manifest(
             run=self._context.run,
             attempt=self._attempt,
@@ -433,7 +447,8 @@ class CheckpointSaver:
         """
         damage: list[str] = []
         try:
-            run, storage = self._context.run, self._storage
+            run = self._context.run
+            storage = self._storage
             expired = self._ranks.broadcast_from_main(
                 lambda: expired_folders(
                     storage, run=run, step=save.step, keep=self._keep, state=save.state

@@ -179,7 +179,12 @@ class _Script:
                 "(or let Lightning or Accelerate call it) before cloudtrain_runtime.checkpoint"
             )
         config = read_run_config(os.environ)
-        checkpoint = config.checkpoint if config else CheckpointConfig("", 600.0, None, 3, "auto")
+        # Outside of a job: a checkpoint every 10 minutes, of which the last 3 are kept.
+        checkpoint = CheckpointConfig(
+            uri="", every_seconds=600.0, every_steps=None, keep=3, resume="auto"
+        )
+        if config is not None:
+            checkpoint = config.checkpoint
         self.checkpoints = CheckpointManager(checkpoint, self.context)
         self.checkpoints.notice.start()
         self.rehearsal = Rehearsal(os.environ, self.context.rank)
@@ -187,8 +192,10 @@ class _Script:
         self.is_stopping: bool | None = None
         self.saved_step = -1
         self.is_checked = False
-        self.settings: list[list[Texts]] = []  # of the optimizers, before `load` has loaded them
-        # Before thread pools, which uploads to S3 need, are shut down; `atexit` runs its functions after that.
+        # The options of the optimizers, before `load` has loaded them.
+        self.settings: list[list[Texts]] = []
+        # Before thread pools, which uploads to S3 need, are shut down; `atexit` runs its functions
+        # after that.
         getattr(threading, "_register_atexit", atexit.register)(self._on_exit)
         _call_before_group_destruction(self.finish)
 
@@ -199,10 +206,10 @@ class _Script:
     def finish(self) -> None:
         """Wait for the save in progress, for a time that depends on how the script ends."""
         is_failing = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
-        # After a failure the other ranks may have ended, and torchrun waits for this rank before it restarts them.
-        limit_seconds = (
-            LEAVE_SECONDS if is_failing or self.checkpoints.notice.is_given else _FINISH_SECONDS
-        )
+        # After a failure the other ranks may have ended, and torchrun waits for this rank before it
+        # restarts them.
+        has_little_time = is_failing or self.checkpoints.notice.is_given
+        limit_seconds = LEAVE_SECONDS if has_little_time else _FINISH_SECONDS
         if not self.checkpoints.wait_for_save(limit_seconds) and self.context.is_main:
             log_line(
                 f"the checkpoint of step {self.saved_step} is abandoned: it took longer than {limit_seconds:.0f} s"
@@ -236,14 +243,17 @@ def _name_unused_options(saved: Sequence[Sequence[Texts]], own: Sequence[Sequenc
 def _optimizers(
     optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer],
 ) -> list[torch.optim.Optimizer]:
-    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    return [_unwrap(each) for each in several]
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return [_unwrap(optimizer)]
+    return [_unwrap(each) for each in optimizer]
 
 
 def _unwrap(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that performs the steps: the wrappers of Accelerate and Lightning do not run its hooks."""
     inner = getattr(optimizer, "optimizer", None)
-    return _unwrap(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    if isinstance(inner, torch.optim.Optimizer):
+        return _unwrap(inner)
+    return optimizer
 
 
 def _call_before_group_destruction(function: Callable[[], Any]) -> None:

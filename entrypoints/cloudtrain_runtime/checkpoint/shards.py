@@ -57,18 +57,17 @@ class CheckpointWriter(FileSystemWriter):
     def __init__(
         self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0
     ) -> None:
-        # The tensors are on the host already: no copy-ahead is needed. Files are durable when they are closed.
+        # The tensors are on the host already: no copy-ahead is needed. Files are durable when they
+        # are closed.
         super().__init__(
             folder, single_file_per_rank=True, sync_files=False, per_thread_copy_ahead=0
         )
         self.files: dict[str, StoredFile] = {}
         self.fs = _OneFolder(self._create)
-        self._storage, self._folder, self._note_bytes, self._bytes = (
-            storage,
-            folder,
-            note_bytes,
-            bytes_,
-        )
+        self._storage = storage
+        self._folder = folder
+        self._note_bytes = note_bytes
+        self._bytes = bytes_
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; return DCP's write results."""
@@ -77,13 +76,15 @@ class CheckpointWriter(FileSystemWriter):
 
     @contextmanager
     def _create(self, name: str) -> Iterator[io.RawIOBase]:
-        name = name.removesuffix(".tmp")  # the name that DCP would give it in the end
+        # The name that DCP would give it in the end.
+        name = name.removesuffix(".tmp")
         with self._storage.create(self._folder, name, self._bytes) as writer:
             stream = _Stream(writer, self._note_bytes)
             try:
                 yield stream
             except RuntimeError as error:
-                # torch.save cleans up after a failed write, which fails, too, and only reports the second error.
+                # torch.save cleans up after a failed write, which fails, too, and only reports the
+                # second error.
                 raise stream.failure or error from None
         self.files[name] = stream.checksums.result()
 
@@ -99,11 +100,14 @@ class CheckpointReader(FileSystemReader):
     def __init__(self, storage: Storage, folder: str, manifest: Manifest) -> None:
         super().__init__(folder)
         self.fs = _OneFolder(self._open)
-        self._storage, self._folder, self._manifest = storage, folder, manifest
+        self._storage = storage
+        self._folder = folder
+        self._manifest = manifest
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return DCP's metadata, without DCP's own reader, which would run code that the file names."""
-        del args, kwargs  # options for per-rank metadata files, which cloudtrain does not write
+        # These are options for per-rank metadata files, which cloudtrain does not write.
+        del args, kwargs
         with self.fs.create_stream(METADATA_FILE, "rb") as file:
             data = file.read()
         try:
@@ -150,21 +154,17 @@ def version_difference(manifest: Manifest) -> str:
 def _check_extents(metadata: Metadata, manifest: Manifest) -> None:
     """Check that the bytes of every entry are within a file of the checkpoint."""
     for name, stored in metadata.state_dict_metadata.items():
-        chunks = (
-            [chunk.offsets for chunk in stored.chunks]
-            if isinstance(stored, TensorStorageMetadata)
-            else [None]
-        )
+        # An entry that is not a tensor is one piece without offsets.
+        chunks: list[torch.Size | None] = [None]
+        if isinstance(stored, TensorStorageMetadata):
+            chunks = [chunk.offsets for chunk in stored.chunks]
         for offsets in chunks:
             extent = metadata.storage_data.get(MetadataIndex(name, offsets))
             if extent is None:
                 raise CheckpointError(f"its metadata does not name the bytes of {name}")
             file = manifest.files.get(extent.relative_path)
-            if (
-                file is None
-                or extent.offset < 0
-                or not 0 <= extent.length <= file.bytes - extent.offset
-            ):
+            left = -1 if file is None else file.bytes - extent.offset
+            if extent.offset < 0 or not 0 <= extent.length <= left:
                 raise CheckpointError(
                     f"its metadata places {name} outside of the checkpoint's files"
                 )
@@ -194,9 +194,12 @@ class PlainLoadPlanner(DefaultLoadPlanner):
 class ShardPlan:
     """What this rank writes."""
 
-    local: SavePlan  # what this rank could write: everything that it holds
-    own: SavePlan  # the part that it writes
-    metadata: Metadata | None  # DCP's metadata of the complete checkpoint, on rank 0 only
+    # what this rank could write: everything that it holds
+    local: SavePlan
+    # the part that it writes
+    own: SavePlan
+    # DCP's metadata of the complete checkpoint, on rank 0 only
+    metadata: Metadata | None
 
 
 class StagingPlanner(DefaultSavePlanner):
@@ -249,9 +252,11 @@ class StagingPlanner(DefaultSavePlanner):
     def _copy(self, item: WriteItem) -> torch.Tensor | io.BytesIO:
         data = super().resolve_data(item)
         if item.type == WriteItemType.BYTE_IO or not isinstance(data, torch.Tensor):
-            return data  # created for this plan
+            # The data were created for this plan.
+            return data
         source = data.detach()
-        buffer = self._staged.get(item.index)  # of the previous save
+        # The buffer of the previous save.
+        buffer = self._staged.get(item.index)
         if (
             not isinstance(buffer, torch.Tensor)
             or buffer.shape != source.shape
@@ -285,9 +290,8 @@ def _without_duplicates(plans: list[tuple[SavePlan, frozenset[str]]]) -> Iterato
     seen: set[str] = set()
     for plan, unshared in plans:
         names = {item.index.fqn for item in plan.items} & unshared
-        yield replace(
-            plan, items=[item for item in plan.items if item.index.fqn not in names & seen]
-        )
+        written = names & seen
+        yield replace(plan, items=[item for item in plan.items if item.index.fqn not in written])
         seen |= names
 
 
@@ -324,7 +328,8 @@ class _Stream(io.RawIOBase):
 
     def write(self, data: Any, /) -> int:
         view = memoryview(data).cast("B")
-        # A tensor is one piece, which a client may copy entirely, and its progress would be invisible.
+        # A tensor is one piece, which a client may copy entirely, and its progress would be
+        # invisible.
         for start in range(0, len(view), BLOCK_BYTES):
             piece = view[start : start + BLOCK_BYTES]
             self.checksums.update(piece)

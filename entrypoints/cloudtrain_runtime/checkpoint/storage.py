@@ -76,7 +76,8 @@ class FolderStorage:
     @contextlib.contextmanager
     def open(self, folder: str, file: str, bytes_: int) -> Iterator[ObjectReader]:
         """Open a file of that size to read it in pieces; raise FileNotFoundError if there is none."""
-        del bytes_  # a file knows its size
+        # Only a reader of S3 needs it: an open file has its size.
+        del bytes_
         with (self.root / folder / file).open("rb", buffering=0) as opened:
             yield _RawFile(opened.fileno())
 
@@ -91,9 +92,8 @@ class FolderStorage:
         `writer` has `run` and `attempt` (8 hex digits, different for each start of a group of ranks).
         """
         folder = f"{WRITING_PREFIX}{checkpoint_folder_name(step, writer['attempt'])}"
-        shutil.rmtree(
-            self.root / folder, ignore_errors=True
-        )  # left by a failed save of the same attempt
+        # A failed save of the same attempt may have left the folder.
+        shutil.rmtree(self.root / folder, ignore_errors=True)
         with self._explained():
             (self.root / folder).mkdir(parents=True)
         self.write(folder, WRITER_FILE, dump_json(dict(writer)).encode())
@@ -140,14 +140,16 @@ class FolderStorage:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            name = full  # another attempt has completed this step already
+            # Another attempt has completed this step already.
+            name = full
             (self.root / folder).rename(self.root / name)
         _sync_folder(self.root)
         return name
 
     def delete(self, folder: str) -> None:
         """Delete a checkpoint. If interrupted, the rest counts as unfinished."""
-        # The rename hides the checkpoint atomically. Remains of an interrupted deletion are deleted, too.
+        # The rename hides the checkpoint atomically. Remains of an interrupted deletion are
+        # deleted, too.
         (self.root / folder).rename(self.root / f"{_DELETING}{folder}-{os.getpid()}")
         for path in self.root.iterdir():
             if _is_rest(path):
@@ -164,7 +166,8 @@ class _RawFile:
         pieces = []
         while length > 0 and (piece := os.pread(self._descriptor, length, offset)):
             pieces.append(piece)
-            offset, length = offset + len(piece), length - len(piece)
+            offset += len(piece)
+            length -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def write(self, buffer: bytes | bytearray | memoryview) -> None:
@@ -197,9 +200,9 @@ def _delete_folder(folder: Path) -> None:
 
 
 def _is_wanted(folder: str, name: re.Pattern[str] | None) -> bool:
-    return (
-        step_of_folder(folder) is not None if name is None else name.fullmatch(folder) is not None
-    )
+    if name is None:
+        return step_of_folder(folder) is not None
+    return name.fullmatch(folder) is not None
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -236,13 +239,15 @@ class S3Storage:
         self._objects = S3Objects(self.uri)
 
     def strays(self) -> list[str]:
-        return []  # a key without a slash is not a folder
+        # A key without a slash is not a folder.
+        return []
 
     def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
-            # Folders that were copied from a local run while they were written are no checkpoints of this prefix.
+            # Folders that were copied from a local run while they were written are no checkpoints
+            # of this prefix.
             if file and _is_wanted(folder, name) and not folder.startswith(WRITING_PREFIX):
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
@@ -295,7 +300,8 @@ class S3Storage:
         return folder
 
     def delete(self, folder: str) -> None:
-        # Without its manifest a checkpoint does not exist. The writer file is deleted last: it identifies the owner.
+        # Without its manifest a checkpoint does not exist. The writer file is deleted last: it
+        # identifies the owner.
         self._objects.delete([f"{folder}/{MANIFEST_FILE}"])
         rest = [
             key for key in self._objects.sizes(f"{folder}/") if not key.endswith(f"/{WRITER_FILE}")
@@ -309,4 +315,6 @@ Storage = FolderStorage | S3Storage
 
 def open_storage(uri: str) -> Storage:
     """Return the storage at a `file:///`, `s3://` uri or a plain path."""
-    return S3Storage(uri) if uri.startswith("s3://") else FolderStorage(path_of(uri))
+    if uri.startswith("s3://"):
+        return S3Storage(uri)
+    return FolderStorage(path_of(uri))

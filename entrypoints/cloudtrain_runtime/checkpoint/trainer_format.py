@@ -80,7 +80,9 @@ def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
     """Return the checkpoints of attached trainers in a storage, oldest first. Sizes are compared, not content."""
     found = []
     for name, files in storage.folders(_NAME).items():
-        marker = parse_marker(storage.read(name, MARKER)) if MARKER in files else None
+        marker = None
+        if MARKER in files:
+            marker = parse_marker(storage.read(name, MARKER))
         state, why = _judge(marker, name, files)
         found.append(
             SavedCheckpoint(

@@ -52,7 +52,8 @@ def collect_states(
     if optimizers:
         model_state, optimizer_state = get_state_dict(model, optimizers)
     else:
-        model_state, optimizer_state = get_model_state_dict(model), {}
+        model_state = get_model_state_dict(model)
+        optimizer_state = {}
     return {
         "model": _settled(model_state, model),
         "optimizer": optimizer_state,
@@ -74,7 +75,8 @@ def _settled(model_state: Mapping[str, Any], model: nn.Module) -> dict[str, Any]
         if isinstance(value, DTensor | ShardedTensor):
             settled[name] = value
         elif isinstance(value, torch.Tensor):
-            settled[name] = value if value.data_ptr() in parameters else value.clone()
+            is_parameter = value.data_ptr() in parameters
+            settled[name] = value if is_parameter else value.clone()
         else:
             # The extra state of a module, whose structure may differ when it is loaded.
             # Bytes are one entry of the checkpoint; DCP would split a mapping into many.
@@ -148,10 +150,9 @@ def may_change_outside_steps(model: nn.Module, optimizers: Iterable[torch.optim.
     Examples are a target network that follows the trained one, and an embedding with `max_norm`.
     """
     stepped = {parameter for optimizer in optimizers for parameter in _parameters(optimizer)}
-    if any(
-        parameter not in stepped or not parameter.requires_grad for parameter in model.parameters()
-    ):
-        return True
+    for parameter in model.parameters():
+        if parameter not in stepped or not parameter.requires_grad:
+            return True
     return any(getattr(module, "max_norm", None) is not None for module in model.modules())
 
 
@@ -187,7 +188,9 @@ def restore_states(
     own = states["rng"].get(rank_key(context.rank))
     if own:
         set_random_states(deserialize(own, _RANDOM), context)
-    return deserialize(states["objects"], _OBJECTS) if states["objects"] else {}
+    if not states["objects"]:
+        return {}
+    return deserialize(states["objects"], _OBJECTS)
 
 
 def restore_model(states: States, model: nn.Module) -> None:
@@ -196,11 +199,12 @@ def restore_model(states: States, model: nn.Module) -> None:
 
 
 def _model_state(states: States) -> dict[str, Any]:
-    found = states["model"].items()
-    return {
-        name: deserialize(value, f"model.{name}") if isinstance(value, bytes) else value
-        for name, value in found
-    }
+    found = dict(states["model"])
+    for name, value in found.items():
+        # The extra state of a module, which was saved as bytes.
+        if isinstance(value, bytes):
+            found[name] = deserialize(value, f"model.{name}")
+    return found
 
 
 def _rename(
@@ -232,10 +236,11 @@ def drop_unsaved_states(
     owners = [
         (optimizer, parameter) for optimizer in optimizers for parameter in _parameters(optimizer)
     ]
-    if len(owners) == len(names):
-        for name, (optimizer, parameter) in zip(names, owners, strict=True):
-            if name not in saved:
-                optimizer.state.pop(parameter, None)
+    if len(owners) != len(names):
+        return
+    for name, (optimizer, parameter) in zip(names, owners, strict=True):
+        if name not in saved:
+            optimizer.state.pop(parameter, None)
 
 
 def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]:
@@ -253,9 +258,9 @@ def saved_optimizer(metadata: Metadata) -> tuple[frozenset[str], frozenset[str]]
 
 def optimizer_mismatch(kinds: Collection[str], optimizer_state: Mapping[str, Any]) -> str | None:
     """Return why states with these entries belong to another optimizer, or None."""
-    own = {str(kind) for state in optimizer_state.get("state", {}).values() for kind in state} - {
-        "step"
-    }
+    states = optimizer_state.get("state", {}).values()
+    # Almost every optimizer counts steps, so that entry distinguishes none.
+    own = {str(kind) for state in states for kind in state} - {"step"}
     saved = set(kinds) - {"step"}
     if not own or not saved or own & saved:
         return None
@@ -286,9 +291,8 @@ def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     missing = [name for name in own if name not in saved]
     unexpected = [name for name in saved if name not in own]
     shaped = [name for name in own if name in saved and saved[name] != own[name]]
-    if (
-        len(missing) * len(unexpected) <= _MOST_COMPARED
-    ):  # a name that is near a missing one is named there
+    if len(missing) * len(unexpected) <= _MOST_COMPARED:
+        # A name that is near a missing one is named there.
         unnamed = [name for name in unexpected if nearest(name, missing) is None]
     else:
         unnamed = unexpected
@@ -304,8 +308,10 @@ def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
 
 
 def _describe(names: list[str], describe: Callable[[str], str]) -> str:
-    more = [f"and {len(names) - _MOST_NAMED} more like this"] if len(names) > _MOST_NAMED else []
-    return "; ".join([*map(describe, names[:_MOST_NAMED]), *more])
+    parts = [describe(name) for name in names[:_MOST_NAMED]]
+    if len(names) > _MOST_NAMED:
+        parts.append(f"and {len(names) - _MOST_NAMED} more like this")
+    return "; ".join(parts)
 
 
 def _nearest(name: str, names: Collection[str]) -> str:
@@ -343,9 +349,11 @@ def random_states(context: Context) -> dict[str, Any]:
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(internal), gauss],
-        "cuda": torch.cuda.get_rng_state(context.device) if context.device.type == "cuda" else None,
+        "cuda": None,
         "numpy": None,
     }
+    if context.device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(context.device)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()

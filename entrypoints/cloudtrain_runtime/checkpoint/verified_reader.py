@@ -24,13 +24,12 @@ class _VerifiedFile(io.RawIOBase):
         self, source: ObjectReader, stored: StoredFile, block_bytes: int, name: str
     ) -> None:
         super().__init__()
-        self._source, self._stored, self._block_bytes, self._name = (
-            source,
-            stored,
-            block_bytes,
-            name,
-        )
-        self._held: dict[int, memoryview] = {}  # the least recently used first
+        self._source = source
+        self._stored = stored
+        self._block_bytes = block_bytes
+        self._name = name
+        # The least recently used block is the first.
+        self._held: dict[int, memoryview] = {}
         self._at = 0
 
     def readable(self) -> bool:
