@@ -22,18 +22,24 @@ _MAX_IMPROVEMENTS = 8
 class Improvement:
     """An evaluation with a better metric than all earlier ones. Checkpoints store the fields by name."""
 
-    step: int  # optimizer steps done
-    value: float  # value of the metric
-    values: Mapping[str, float]  # all metrics of the evaluation by name
-    place: str = ""  # URI of the folder with its checkpoint; empty for this run's own folder
+    # optimizer steps done
+    step: int
+    # value of the metric
+    value: float
+    # all metrics of the evaluation by name
+    values: Mapping[str, float]
+    # URI of the folder with its checkpoint; empty for this run's own folder
+    place: str = ""
 
 
 @dataclass
 class BestTracker:
     """Tracks which step had the best weights."""
 
-    metric: str  # metric that the weights are chosen by
-    mode: str  # whether a lower (`min`) or a higher (`max`) value is better
+    # metric that the weights are chosen by
+    metric: str
+    # whether a lower (`min`) or a higher (`max`) value is better
+    mode: str
     # the evaluations that were the best so far, the best last
     improvements: list[Improvement] = field(default_factory=list)
 
@@ -67,9 +73,9 @@ class BestTracker:
         """
         value = metric_value(self.metric, values)
         sign = 1.0 if self.mode == "min" else -1.0
-        if not math.isfinite(value) or (
-            self.improvements and sign * (self.improvements[-1].value - value) <= 0
-        ):
+        if not math.isfinite(value):
+            return False
+        if self.improvements and sign * (self.improvements[-1].value - value) <= 0:
             return False
         self.improvements = [
             *self.improvements[1 - _MAX_IMPROVEMENTS :],
@@ -91,26 +97,34 @@ class BestTracker:
         `place` is the uri of the folder with the checkpoint; empty for this run's own folder.
         """
         saved = state.get(BEST_STATE)
-        if saved is not None and (saved["metric"], saved["mode"]) == (self.metric, self.mode):
-            improvements = [Improvement(**each) for each in saved["marks"]]
-            self.improvements = [replace(each, place=each.place or place) for each in improvements]
+        if saved is None:
+            return
+        if (saved["metric"], saved["mode"]) != (self.metric, self.mode):
+            return
+        improvements = [Improvement(**each) for each in saved["marks"]]
+        self.improvements = [replace(each, place=each.place or place) for each in improvements]
 
 
 @dataclass
 class EarlyStoppingState:
     """Best value so far, and the evaluations since. Checkpoints store the fields by name."""
 
-    best: float | None = None  # best value of the metric; None before the first finite one
-    waited: int = 0  # evaluations in a row that did not improve on it
+    # best value of the metric; None before the first finite one
+    best: float | None = None
+    # evaluations in a row that did not improve on it
+    waited: int = 0
 
     def should_stop(self, rule: EarlyStopping, value: float) -> bool:
         """Record an evaluation; return whether training should stop."""
         sign = 1.0 if rule.mode == "min" else -1.0
-        # A value that is not finite is never an improvement: no later value could be better than it.
-        if math.isfinite(value) and (
+        # A value that is not finite is never an improvement: no later value could be better than
+        # it.
+        is_better = math.isfinite(value) and (
             self.best is None or sign * (self.best - value) > rule.min_delta
-        ):
-            self.best, self.waited = value, 0
+        )
+        if is_better:
+            self.best = value
+            self.waited = 0
         else:
             self.waited += 1
         return self.waited >= rule.patience

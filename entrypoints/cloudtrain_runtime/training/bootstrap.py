@@ -46,7 +46,8 @@ def bootstrap_means(
     size = len(counts)
     if not sums or size == 0:
         return {}
-    values = torch.stack([each.double() for each in sums.values()])  # [metrics, N]
+    # Shape [metrics, N].
+    values = torch.stack([each.double() for each in sums.values()])
     weights = counts.double()
     means = values.sum(dim=1) / weights.sum()
     if size == 1:
@@ -58,7 +59,8 @@ def bootstrap_means(
         picked = torch.randint(size, (size,), generator=generator)
         drawn[:, index] = values[:, picked].sum(dim=1) / weights[picked].sum()
     ordered = drawn.sort(dim=1).values
-    low, high = math.floor(_TAIL * (resamples - 1)), math.ceil((1 - _TAIL) * (resamples - 1))
+    low = math.floor(_TAIL * (resamples - 1))
+    high = math.ceil((1 - _TAIL) * (resamples - 1))
     return {
         name: Measured(float(mean), float(ordered[row, low]), float(ordered[row, high]))
         for row, (name, mean) in enumerate(zip(sums, means, strict=True))

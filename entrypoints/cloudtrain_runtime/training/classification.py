@@ -27,15 +27,16 @@ _MOST_CONFUSED = 20
 class ClassScore:
     """Precision, recall and F1 of one class."""
 
-    name: str  # name of the class
-    precision: (
-        float | None
-    )  # share of the samples predicted as this class that belong to it; None without predictions
-    recall: (
-        float | None
-    )  # share of the samples of this class that were predicted as it; None without samples
-    f1: float | None  # harmonic mean of precision and recall; None without predictions and samples
-    support: int  # number of samples of this class
+    # name of the class
+    name: str
+    # share of the samples predicted as this class that belong to it; None without predictions
+    precision: float | None
+    # share of the samples of this class that were predicted as it; None without samples
+    recall: float | None
+    # harmonic mean of precision and recall; None without predictions and samples
+    f1: float | None
+    # number of samples of this class
+    support: int
 
 
 class ClassificationAnalysis:
@@ -69,7 +70,9 @@ class ClassificationAnalysis:
         for (true, predicted), count in self._pairs.items():
             self._true[true] += count
             self._predicted[predicted] += count
-        self.split, self.step, self.metrics = split, step, metrics
+        self.split = split
+        self.step = step
+        self.metrics = metrics
 
     @property
     def samples(self) -> int:
@@ -125,6 +128,7 @@ class ClassificationAnalysis:
 
     def to_json(self) -> dict[str, object]:
         """Return the content of `analysis.json`."""
+        has_matrix = len(self._classes) <= _MAX_MATRIX_CLASSES
         return {
             "split": self.split,
             "step": self.step,
@@ -133,7 +137,7 @@ class ClassificationAnalysis:
             "accuracy": self.accuracy,
             "averages": self.averages,
             "classes": [asdict(score) for score in self.scores],
-            "confusion": self.matrix if len(self._classes) <= _MAX_MATRIX_CLASSES else None,
+            "confusion": self.matrix if has_matrix else None,
             "most_confused": [
                 {"true": true, "predicted": guess, "count": count}
                 for true, guess, count in self.most_confused
@@ -143,13 +147,13 @@ class ClassificationAnalysis:
     def to_event(self) -> dict[str, object]:
         """Return the fields of the event `analysis`, which must fit into one log line: without a large matrix."""
         scores = [asdict(score) for score in self.scores[:_MAX_EVENT_CLASSES]]
-        matrix = self.matrix if len(self._classes) <= _MAX_EVENT_MATRIX else None
+        has_matrix = len(self._classes) <= _MAX_EVENT_MATRIX
         return {
             "split": self.split,
             "step": self.step,
             "samples": self.samples,
             "classes": scores,
-            "confusion": matrix,
+            "confusion": self.matrix if has_matrix else None,
         }
 
     def lines(self) -> Iterator[str]:
@@ -169,13 +173,8 @@ class ClassificationAnalysis:
             for score in self.scores
         ]
         for name, values in self.averages.items():
-            rows.append(
-                (
-                    f"*{name} average*",
-                    *(_rounded(values[each]) for each in SCORES),
-                    f"{self.samples:,}",
-                )
-            )
+            means = (_rounded(values[each]) for each in SCORES)
+            rows.append((f"*{name} average*", *means, f"{self.samples:,}"))
         yield from make_section("Classes", ("class", *SCORES, "support"), rows)
         if len(self._classes) <= _MAX_COLUMNS:
             names = [self._names[kind] for kind in self._classes]
@@ -190,14 +189,16 @@ class ClassificationAnalysis:
             yield from make_section("Most confused", ("true", "predicted", "samples"), rows)
 
     def _score(self, kind: int) -> ClassScore:
-        hits, predicted, support = self._pairs[kind, kind], self._predicted[kind], self._true[kind]
+        hits = self._pairs[kind, kind]
+        predicted = self._predicted[kind]
+        support = self._true[kind]
         both = predicted + support
         return ClassScore(
-            self._names[kind],
-            hits / predicted if predicted else None,
-            hits / support if support else None,
-            2 * hits / both if both else None,
-            support,
+            name=self._names[kind],
+            precision=hits / predicted if predicted else None,
+            recall=hits / support if support else None,
+            f1=2 * hits / both if both else None,
+            support=support,
         )
 
 

@@ -41,11 +41,12 @@ OnBatch = Callable[[BatchEvaluation, int], None]
 class EvaluationResult:
     """Result of an evaluation, the same on all ranks."""
 
-    samples: int  # number of samples
-    means: dict[str, float]  # loss and the Task's metrics, as means over all samples
-    confusion: Counter[
-        tuple[int, int]
-    ]  # number of samples by true and predicted class; empty unless requested
+    # number of samples
+    samples: int
+    # loss and the Task's metrics, as means over all samples
+    means: dict[str, float]
+    # number of samples by true and predicted class; empty unless requested
+    confusion: Counter[tuple[int, int]]
 
 
 class Evaluator:
@@ -65,10 +66,13 @@ class Evaluator:
         autocast: AbstractContextManager[Any],
         loading: Loading,
     ) -> None:
-        self._task, self._seed, self._mesh = task, seed, mesh
-        # The plain model, not its DDP replica: ranks may have different numbers of batches, so its forward pass must
-        # not communicate with other ranks.
-        self._model, self._pipeline = built.model, built.pipeline
+        self._task = task
+        self._seed = seed
+        self._mesh = mesh
+        # The plain model, not its DDP replica: ranks may have different numbers of batches, so its
+        # forward pass must not communicate with other ranks.
+        self._model = built.model
+        self._pipeline = built.pipeline
         self._autocast = autocast
         # A forward pass that communicates must run equally often on all ranks.
         even = not mesh.is_plain
@@ -96,51 +100,50 @@ class Evaluator:
         sums: dict[str, torch.Tensor] = {}
         counted: torch.Tensor | float = 0.0
         pairs: list[torch.Tensor] = []
+        # The training split is read anew each time: it is not kept for evaluations.
         batches = self._batches[split] if split in self._batches else self._make[split]()
         stages = self._pipeline.parts if self._pipeline is not None else ()
         self._mesh.share_buffers(self._model)
         with _unchanged(self._mesh, self._model, *stages):
-            seed_everything(
-                self._seed + 1 + self._mesh.data_rank
-            )  # the same random numbers in each evaluation
+            # The same random numbers in each evaluation.
+            seed_everything(self._seed + 1 + self._mesh.data_rank)
             self._model.eval()
             for micro, batch in batches:
                 heartbeat.refresh()
                 result = self._forward(batch, micro.samples, with_classes=with_classes)
-                prediction = (
-                    None if result.prediction is None else result.prediction.map(_full_tensor)
-                )
+                own = result.prediction
+                prediction = None if own is None else own.map(_full_tensor)
                 if micro.count == 0 or self._mesh.tensor_rank != 0:
-                    continue  # a placeholder batch, or one that another rank counts
+                    # A placeholder batch, or one that another rank counts.
+                    continue
                 for name, value in result.values.items():
                     is_mean = name == "loss" and result.count is None
-                    sums[name] = sums.get(name, 0.0) + value.double().sum() * (
-                        micro.count if is_mean else 1
-                    )
+                    weight = micro.count if is_mean else 1
+                    sums[name] = sums.get(name, 0.0) + value.double().sum() * weight
                 if "loss" in result.values:
                     counted = counted + (micro.count if result.count is None else result.count)
                 if prediction is not None and prediction.is_class:
                     pairs.append(torch.stack([prediction.predicted, prediction.true]))
                 if on_batch is not None:
                     on_batch(replace(result, prediction=prediction), micro.count)
-        on_host = torch.stack(list(sums.values())).tolist() if sums else []  # in one transfer
+        # All values come to the host in one transfer.
+        on_host = torch.stack(list(sums.values())).tolist() if sums else []
         means: dict[str, float] = {}
         confusion = Counter[tuple[int, int]]()
-        own = (dict(zip(sums, on_host, strict=True)), float(counted), _count_pairs(pairs))
-        shares = gather(own, self._mesh.context)
-        losses = sum(
-            count for _, count, _ in shares
-        )  # what the loss is a mean over: samples, or the Task's own count
+        totals = dict(zip(sums, on_host, strict=True))
+        shares = gather((totals, float(counted), _count_pairs(pairs)), self._mesh.context)
+        # The loss is a mean over the samples, or over the Task's own count.
+        losses = sum(count for _, count, _ in shares)
         for share, _, counts in shares:
             confusion += counts
             for name, value in share.items():
                 number = losses if name == "loss" else batches.samples
                 means[name] = means.get(name, 0.0) + (value / number if number else math.nan)
         if overrides(self._task, "after_evaluation"):
-            means |= gather(checked_evaluation(self._task, split, dict(means)), self._mesh.context)[
-                0
-            ]
-        return EvaluationResult(batches.samples, means, confusion)
+            own_means = checked_evaluation(self._task, split, dict(means))
+            # Rank 0's values count for all ranks.
+            means |= gather(own_means, self._mesh.context)[0]
+        return EvaluationResult(samples=batches.samples, means=means, confusion=confusion)
 
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
         if self._pipeline is not None:
@@ -151,15 +154,12 @@ class Evaluator:
                 "loss": loss.value,
                 **checked_metrics(self._task, self._model, batch, samples),
             }
-            prediction = (
-                checked_prediction(self._task, self._model, batch, samples)
-                if with_classes
-                else None
-            )
+            prediction = None
+            if with_classes:
+                prediction = checked_prediction(self._task, self._model, batch, samples)
         full = {name: _full_tensor(value) for name, value in values.items()}
-        return BatchEvaluation(
-            full, prediction, None if loss.count is None else _full_tensor(loss.count)
-        )
+        count = None if loss.count is None else _full_tensor(loss.count)
+        return BatchEvaluation(full, prediction, count)
 
 
 @contextlib.contextmanager
@@ -173,7 +173,8 @@ def _unchanged(mesh: Mesh, *models: nn.Module) -> Iterator[None]:
         set_random_states(states, mesh.context)
         for module, mode in modes:
             module.training = mode
-            if hasattr(module, "set_requires_gradient_sync"):  # sharded
+            # Only a sharded module has this method.
+            if hasattr(module, "set_requires_gradient_sync"):
                 module.reshard()  # type: ignore[operator]
 
 

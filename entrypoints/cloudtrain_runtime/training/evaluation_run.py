@@ -38,7 +38,8 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
         JobError: the Task has no split of a wanted name, or the result cannot be stored.
         TaskError: the Task's analysis is no mapping of JSON values.
     """
-    context, step = trainer.context, evaluation.step or 0
+    context = trainer.context
+    step = evaluation.step or 0
     splits = _splits(trainer, evaluation)
     began = time.monotonic()
     trainer.emit_started(step, None)
@@ -58,7 +59,8 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
         "splits": {split: each.to_json() for split, each in found.items()},
     }
     text = dump_json(result, indent=1) + "\n"
-    with heartbeat.exempt():  # a slow disk is no hang
+    # A slow disk is no hang.
+    with heartbeat.exempt():
         folder = context.model_dir
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "analysis.json").write_text(text, encoding="utf-8")
@@ -104,19 +106,25 @@ class _SplitResult:
         if self.calibration is not None:
             bins = self.calibration["bins"]
             rows = [
-                (f"{each['low']:.1f}-{each['high']:.1f}", f"{each['confidence']:.4f}", f"{each['accuracy']:.4f}",
-                 f"{each['samples']:,}") for each in bins
-            ]  # fmt: skip
+                (
+                    f"{each['low']:.1f}-{each['high']:.1f}",
+                    f"{each['confidence']:.4f}",
+                    f"{each['accuracy']:.4f}",
+                    f"{each['samples']:,}",
+                )
+                for each in bins
+            ]
             note = (f"Expected calibration error: {self.calibration['expected_error']:.4f}", "")
             yield from make_section(
                 "Calibration", ("confidence", "mean", "accuracy", "samples"), rows, note
             )
         for title, values in (("Residuals", self.residuals), ("Analysis of the Task", self.own)):
-            if values is not None:
-                yield f"## {title}"
-                yield ""
-                yield from (f"- {name}: {_shown(value)}" for name, value in values.items())
-                yield ""
+            if values is None:
+                continue
+            yield f"## {title}"
+            yield ""
+            yield from (f"- {name}: {_shown(value)}" for name, value in values.items())
+            yield ""
 
 
 def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
@@ -128,14 +136,17 @@ def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
 
 
 def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
-    task, context = trainer.task, trainer.context
+    task = trainer.task
+    context = trainer.context
     values = SampleValues()
     result = trainer.evaluator.evaluate(
         split, with_classes=overrides(task, "predict"), on_batch=values.add
     )
     values.gather(context)
     own = _own_analysis(trainer, split)
-    metrics = values.measure(result.means, trainer.train.seed) if context.is_main else {}
+    metrics: dict[str, Measured] = {}
+    if context.is_main:
+        metrics = values.measure(result.means, trainer.train.seed)
     if task.tokens_per_sample and _PERPLEXITY not in metrics and "loss" in metrics:
         metrics[_PERPLEXITY] = metrics["loss"].map(_exp)
     found = _SplitResult(split, result.samples, metrics)
@@ -145,15 +156,16 @@ def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
     emit("evaluation", split=split, step=step, epoch=0, samples=result.samples, **shown)
     for name, each in metrics.items():
         low, high = _bounds(each)
-        log_line(
-            f"{split}/{name}  {each.value:.6g}" + (f"  (95 %: {low} to {high})" if low else "")
-        )
+        interval = f"  (95 %: {low} to {high})" if low else ""
+        log_line(f"{split}/{name}  {each.value:.6g}{interval}")
     if result.confusion:
         found.classes = ClassificationAnalysis(
             result.confusion, task.classes, split=split, step=step, metrics={split: shown}
         )
         emit("analysis", **found.classes.to_event())
-    found.calibration, found.residuals, found.own = values.calibration(), values.residuals(), own
+    found.calibration = values.calibration()
+    found.residuals = values.residuals()
+    found.own = own
     return found
 
 

@@ -101,22 +101,20 @@ def main(arguments: list[str]) -> None:
         sagemaker_variables(ml_tree(os.environ), gpus=0, user_args=[], entry_point=config.task)
     )
     sys.path.insert(0, str(Path.cwd()))
-    output, sys.stdout = sys.stdout, sys.stderr  # what the Task prints is not part of the answer
+    # What the Task prints is not part of the answer.
+    output = sys.stdout
+    sys.stdout = sys.stderr
     try:
         task = load_task(config.task, config.args)
         activations = measure_activations(task, config.train)
         state = measure_state(task, config.train, context(), options.world_size)
     except JobError as error:
         sys.exit(f"error: {error}")
-    print(
-        dump_json(
-            {
-                "state": dataclasses.asdict(state),
-                "activations": [dataclasses.asdict(each) for each in activations],
-            }
-        ),
-        file=output,
-    )
+    answer = {
+        "state": dataclasses.asdict(state),
+        "activations": [dataclasses.asdict(each) for each in activations],
+    }
+    print(dump_json(answer), file=output)
 
 
 def measure_state(task: Task, train: TrainConfig, place: Context, world_size: int) -> StateBytes:
@@ -153,17 +151,18 @@ def measure_activations(task: Task, train: TrainConfig) -> list[Activations]:
     collate = collate_function(task)
     found = []
     for count in PROBED_BATCHES:
-        if count <= len(samples):
-            counter = _Counter(model)
-            with (
-                autocast(train.precision, torch.device("cpu")),
-                torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept.tensor),
-            ):
-                batch = collate(samples[:count])
-                counter.hold(batch)
-                _forward_backward(task, model, batch)
-            found.append(Activations(count, counter.peak_bytes))
-            model.zero_grad(set_to_none=True)
+        if count > len(samples):
+            continue
+        counter = _Counter(model)
+        with (
+            autocast(train.precision, torch.device("cpu")),
+            torch.autograd.graph.saved_tensors_hooks(counter.pack, lambda kept: kept.tensor),
+        ):
+            batch = collate(samples[:count])
+            counter.hold(batch)
+            _forward_backward(task, model, batch)
+        found.append(Activations(count, counter.peak_bytes))
+        model.zero_grad(set_to_none=True)
     return found
 
 
@@ -230,7 +229,8 @@ class _Kept:
 
 def _storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return a number that identifies a tensor's storage, and its bytes."""
-    if tensor.layout != torch.strided:  # a sparse tensor has no storage of its own
+    # A sparse tensor has no storage of its own.
+    if tensor.layout != torch.strided:
         return id(tensor), tensor.numel() * tensor.element_size()
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
@@ -240,9 +240,11 @@ def _replica_bytes(task: Task) -> StateBytes:
     """Return the bytes of a full replica. Its gradients are DDP's buckets, so they need no second copy."""
     model = checked_model(task)
     try:
-        return _state_bytes(task, meta_copy(model))  # takes no memory
+        # On the meta device it takes no memory.
+        return _state_bytes(task, meta_copy(model))
     except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError):
-        return _state_bytes(task, model)  # an optimizer that reads values
+        # Some optimizers read values.
+        return _state_bytes(task, model)
 
 
 def _state_bytes(task: Task, model: nn.Module) -> StateBytes:
@@ -255,9 +257,8 @@ def _state_bytes(task: Task, model: nn.Module) -> StateBytes:
     for optimizer in optimizers:
         optimizer.step()
     held = _bytes_of([*parameters, *model.buffers()])
-    return StateBytes(
-        held, gradients, _bytes_of(tree_leaves([list(each.state.values()) for each in optimizers]))
-    )
+    states = [list(each.state.values()) for each in optimizers]
+    return StateBytes(held, gradients, _bytes_of(tree_leaves(states)))
 
 
 def _bytes_of(values: Iterable[Any]) -> int:
@@ -280,12 +281,16 @@ def _gathered_bytes(model: nn.Module, train: TrainConfig, mesh: Mesh) -> int:
     owned: set[int] = set()
     units: list[int] = []
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for unit in reversed(sharded):  # the innermost first: a parameter belongs to the nearest unit
+    # The innermost first: a parameter belongs to the nearest unit.
+    for unit in reversed(sharded):
         own = [each for each in unit.parameters() if id(each) not in owned]
         owned.update(map(id, own))
         units.append(sum(each.numel() for each in own) // mesh.tensor)
-    root, inner = units[-1], sorted(units[:-1], reverse=True)
-    gathered = sum(units) if not train.parallel.reshard else root + sum(inner[:2])
+    root = units[-1]
+    inner = sorted(units[:-1], reverse=True)
+    gathered = sum(units)
+    if train.parallel.reshard:
+        gathered = root + sum(inner[:2])
     return size * gathered + 4 * max(units)
 
 

@@ -33,11 +33,16 @@ _ADVICE = "lower the learning rate, lengthen train.warmup, set train.clip_grad_n
 class _PendingStep:
     """A step whose gradient norm has not been checked."""
 
-    number: int  # optimizer steps done, including this one
-    loss: torch.Tensor  # this rank's share of the mean loss
-    norm: torch.Tensor  # of the global gradient, on the host or being copied there
-    ready: torch.cuda.Event | None  # at which the copy is complete; None if it is
-    batches: list[Any]  # this rank's micro-batches
+    # optimizer steps done, including this one
+    number: int
+    # this rank's share of the mean loss
+    loss: torch.Tensor
+    # of the global gradient, on the host or being copied there
+    norm: torch.Tensor
+    # at which the copy is complete; None if it is
+    ready: torch.cuda.Event | None
+    # this rank's micro-batches
+    batches: list[Any]
 
 
 class NonfiniteGuard:
@@ -73,13 +78,15 @@ class NonfiniteGuard:
         self.in_row = 0
         self.skipped = 0
         self.last_loss: torch.Tensor | None = None
-        self._owed = 0  # steps that the schedule must still leave out
-        self._limit, self._optimizer, self._scaler, self._mesh = limit, optimizer, scaler, mesh
-        self._on_device = (
-            mesh.context.device.type == "cuda" and is_fused(optimizer)
-            if on_device is None
-            else on_device
-        )
+        # The number of steps that the schedule must still leave out.
+        self._owed = 0
+        self._limit = limit
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._mesh = mesh
+        if on_device is None:
+            on_device = mesh.context.device.type == "cuda" and is_fused(optimizer)
+        self._on_device = on_device
         self._pending: _PendingStep | None = None
         self._batches: list[Any] = []
 
@@ -100,7 +107,9 @@ class NonfiniteGuard:
         """
         if self._on_device:
             self._step_on_device(number, loss, norm)
-        elif self._is_finite(_PendingStep(number, loss, norm, None, self._batches)):
+        elif self._is_finite(
+            _PendingStep(number=number, loss=loss, norm=norm, ready=None, batches=self._batches)
+        ):
             self._scaler.step(self._optimizer)
         if self._owed == 0:
             return True
@@ -109,7 +118,8 @@ class NonfiniteGuard:
 
     def settle(self) -> None:
         """Check the last step, if that is pending. All ranks call this together before a save."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             self._is_finite(pending)
 
@@ -119,15 +129,19 @@ class NonfiniteGuard:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restore the state from a checkpoint."""
-        self.in_row, self.skipped, self._owed = state["in_row"], state["skipped"], state["owed"]
+        self.in_row = state["in_row"]
+        self.skipped = state["skipped"]
+        self._owed = state["owed"]
 
     def _step_on_device(self, number: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
         optimizer: Any = self._optimizer
         optimizer.found_inf = torch.isfinite(norm).logical_not().float()
-        self._scaler.step(optimizer)  # with fp16 the scaler sets found_inf itself
+        # With fp16 the scaler sets found_inf itself.
+        self._scaler.step(optimizer)
         if hasattr(optimizer, "found_inf"):
             del optimizer.found_inf
-        step = _PendingStep(number, loss, *_to_host(norm), self._batches)
+        copy, ready = _to_host(norm)
+        step = _PendingStep(number=number, loss=loss, norm=copy, ready=ready, batches=self._batches)
         self.settle()
         self._pending = step
 
@@ -145,7 +159,9 @@ class NonfiniteGuard:
             self.in_row += 1
         loss = float(self._mesh.mean(step.loss))
         if self._mesh.context.is_main:
-            scale = {"loss_scale": self._scaler.get_scale()} if self._scaler.is_enabled() else {}
+            scale = {}
+            if self._scaler.is_enabled():
+                scale["loss_scale"] = self._scaler.get_scale()
             emit(
                 "skipped",
                 step=step.number,
@@ -161,20 +177,15 @@ class NonfiniteGuard:
     def _fail(self, step: _PendingStep) -> None:
         context = self._mesh.context
         share = float(step.loss)
-        nonfinite_ranks = [
-            rank
-            for rank, is_finite in enumerate(gather(math.isfinite(share), context))
-            if not is_finite
-        ]
+        finite = gather(math.isfinite(share), context)
+        nonfinite_ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         # A finite loss can have a nonfinite gradient: then the batch of any rank may be the cause.
         if not nonfinite_ranks or context.rank in nonfinite_ranks:
             _save_batches(step, share, context.rank, context.output_dir)
-        plural = "s" if len(nonfinite_ranks) > 1 else ""
-        whose = (
-            f"rank{plural} {', '.join(map(str, nonfinite_ranks))}"
-            if nonfinite_ranks
-            else "all ranks"
-        )
+        whose = "all ranks"
+        if nonfinite_ranks:
+            plural = "s" if len(nonfinite_ranks) > 1 else ""
+            whose = f"rank{plural} {', '.join(map(str, nonfinite_ranks))}"
         raise JobError(
             f"the gradient was not finite in {self.in_row} steps in a row, the last is step {step.number}; "
             f"train.skip_nonfinite allows {self._limit}. The weights are those before these steps. "
@@ -192,9 +203,10 @@ def are_weights_finite(
     `group` is a process group of all ranks for tensors on the CPU; None for one rank.
     """
     own = [value.to_local() if isinstance(value, DTensor) else value for value in parameters]
-    is_finite = not own or bool(
-        torch.stack([value.detach().isfinite().all() for value in own]).all()
-    )
+    # A rank without parameters has nothing to check.
+    is_finite = True
+    if own:
+        is_finite = bool(torch.stack([value.detach().isfinite().all() for value in own]).all())
     return all(gather(is_finite, context, group))
 
 
@@ -246,9 +258,9 @@ class LossMonitor:
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer can skip a step by itself: one of torch's, in its fused form."""
-    return isinstance(optimizer, _FUSED) and all(
-        group.get("fused") for group in optimizer.param_groups
-    )
+    if not isinstance(optimizer, _FUSED):
+        return False
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def _to_host(norm: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:

@@ -52,14 +52,16 @@ class StepParts:
     train: TrainConfig
     mesh: Mesh
     built: DistributedModel
-    autocast: AbstractContextManager[Any]  # of a forward pass; entered for each
+    # of a forward pass; entered for each
+    autocast: AbstractContextManager[Any]
     meter: Meter
     optimizers: Mapping[str, torch.optim.Optimizer]
-    scaler: LossScaler  # the loss scale of fp16
-    schedules: Mapping[
-        str, LRScheduler | None
-    ]  # of the learning rate, by the name of the optimizer
-    guard: NonfiniteGuard | None  # None where `train.skip_nonfinite` is not set
+    # the loss scale of fp16
+    scaler: LossScaler
+    # of the learning rate, by the name of the optimizer
+    schedules: Mapping[str, LRScheduler | None]
+    # None where `train.skip_nonfinite` is not set
+    guard: NonfiniteGuard | None
 
 
 class OptimizerStep:
@@ -70,25 +72,28 @@ class OptimizerStep:
     """
 
     def __init__(self, parts: StepParts) -> None:
-        self._task, self._train, self._mesh, self._autocast = (
-            parts.task,
-            parts.train,
-            parts.mesh,
-            parts.autocast,
-        )
-        self._replica, self._pipeline = parts.built.replica, parts.built.pipeline
+        self._task = parts.task
+        self._train = parts.train
+        self._mesh = parts.mesh
+        self._autocast = parts.autocast
+        self._replica = parts.built.replica
+        self._pipeline = parts.built.pipeline
         self._names = {each: name for name, each in parts.built.model.named_parameters()}
         self._parameters = list(self._names)
         self._trainable = self._read_trainable()
         self._arrivals = self._record_arrivals()
-        (self._optimizer,), (self._schedule,) = parts.optimizers.values(), parts.schedules.values()
-        self._scaler, self._guard = parts.scaler, parts.guard
+        (self._optimizer,) = parts.optimizers.values()
+        (self._schedule,) = parts.schedules.values()
+        self._scaler = parts.scaler
+        self._guard = parts.guard
         self.losses: Mapping[str, torch.Tensor] = {}
-        self._meter, self._clock = parts.meter, parts.meter.clock
+        self._meter = parts.meter
+        self._clock = parts.meter.clock
         self._number = 0
         self._has_summed_loss: bool | None = None
-        # Gradients of the previous step are freed just before the next ones replace them. On a CPU this spares the
-        # kernel from mapping new pages in each step; on a GPU they would occupy memory next to the activations.
+        # Gradients of the previous step are freed just before the next ones replace them. On a CPU
+        # this spares the kernel from mapping new pages in each step; on a GPU they would occupy
+        # memory next to the activations.
         self._zero_grad_in_forward = (
             self._mesh.context.device.type == "cpu" and self._pipeline is None
         )
@@ -113,24 +118,23 @@ class OptimizerStep:
             step.plan.samples,
             self._mesh.data_size,
         )
-        batches = (
-            self._batches(step)
-            if self._guard is None
-            else self._guard.recording(self._batches(step))
-        )
+        batches = self._batches(step)
+        if self._guard is not None:
+            batches = self._guard.recording(batches)
         forward_backward = self._accumulate if self._pipeline is None else self._pipeline.run
         total = forward_backward(batches, weights)
         self._clock.mark(Phase.OPTIMIZER)
         self._scaler.unscale_(self._optimizer)
-        if self._has_summed_loss is None:  # the first stages of a pipeline see no loss
+        # The first stages of a pipeline see no loss.
+        if self._has_summed_loss is None:
             self._has_summed_loss = any(gather(weights.is_summed, self._mesh.context))
         if self._has_summed_loss:
             total = weights.settle(total, self._parameters, self._mesh)
-        grad_norm, should_advance_schedule = None, True
-        if self._train.clip_grad_norm is not None or self._guard is not None or is_logged:
-            grad_norm = clip_gradients(
-                self._parameters, self._train.clip_grad_norm or math.inf, self._mesh
-            )
+        grad_norm = None
+        should_advance_schedule = True
+        most = self._train.clip_grad_norm
+        if most is not None or self._guard is not None or is_logged:
+            grad_norm = clip_gradients(self._parameters, most or math.inf, self._mesh)
         if self._guard is None:
             self._scaler.step(self._optimizer)
         elif grad_norm is not None:
@@ -144,7 +148,8 @@ class OptimizerStep:
 
     def _batches(self, step: Step) -> Iterator[Any]:
         """Yield a step's micro-batches, and mark on the clock which phase follows each."""
-        # A pipeline requests all micro-batches before it begins; its forward and backward passes are one phase.
+        # A pipeline requests all micro-batches before it begins; its forward and backward passes
+        # are one phase.
         phase = Phase.FORWARD if self._pipeline is None else Phase.BACKWARD
         for micro, batch in step:
             if self._meter.wants_batch:
@@ -153,7 +158,8 @@ class OptimizerStep:
             yield batch
             self._clock.mark(Phase.DATA)
         if self._pipeline is not None:
-            self._clock.mark(phase)  # the pipeline has all micro-batches now, and begins
+            # The pipeline has all micro-batches now, and begins.
+            self._clock.mark(phase)
 
     def _accumulate(self, batches: Iterable[Any], weights: LossWeights) -> torch.Tensor:
         """Add up gradients; the last backward pass synchronises them. Return this rank's sum of weighted losses."""
@@ -179,8 +185,8 @@ class OptimizerStep:
         return sum(shares[1:], shares[0])
 
     def _zero_grad(self) -> None:
-        # Of all parameters, including those that no optimizer has: their gradients would add up from step to step and
-        # count in the norm.
+        # Of all parameters, including those that no optimizer has: their gradients would add up
+        # from step to step and count in the norm.
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -210,25 +216,29 @@ class OptimizerStep:
                 "freeze parameters in model() and resume with other code.args, or use data: fsdp"
             )
         self._trainable = self._read_trainable()
-        if not self._mesh.is_plain:  # FSDP reads requires_grad in each step
+        # FSDP reads requires_grad in each step.
+        if not self._mesh.is_plain:
             return
         self._zero_grad()
         if self._arrivals is not None:
             self._arrivals.end()
         if isinstance(self._replica, DistributedDataParallel):
             self._replica = self._replica.module
-            gc.collect()  # the former replica refers to itself, and its hooks end with it
-        parallel, is_fixed = self._train.parallel, self._train.deterministic
+            # The former replica refers to itself, and its hooks end with it.
+            gc.collect()
+        parallel = self._train.parallel
+        is_fixed = self._train.deterministic
         self._replica = replicate(self._replica, parallel, self._mesh, deterministic=is_fixed)
         self._arrivals = self._record_arrivals()
 
     def _require_same_trainable(self) -> None:
         """Raise a TaskError if the loss has unfrozen parameters: nothing has averaged their gradients."""
-        if self._read_trainable() != self._trainable:
-            raise TaskError(
-                f"{location_of(type(self._task), 'loss')}loss() has changed requires_grad of {self._changed()}: change "
-                "it between steps, in after_step()"
-            )
+        if self._read_trainable() == self._trainable:
+            return
+        where = location_of(type(self._task), "loss")
+        raise TaskError(
+            f"{where}loss() has changed requires_grad of {self._changed()}: change it between steps, in after_step()"
+        )
 
     def _changed(self) -> str:
         """Return the names of parameters that were frozen or unfrozen since the replica was created."""

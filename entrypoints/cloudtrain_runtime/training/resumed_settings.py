@@ -112,7 +112,12 @@ class InitialSettings:
         built = {
             name: [as_texts(group) for group in groups] for name, groups in self._built.items()
         }
-        return Record(built, self._texts, length, [rule.metric, rule.mode])
+        return Record(
+            optimizers=built,
+            schedules=self._texts,
+            length=length,
+            metric=[rule.metric, rule.mode],
+        )
 
     def resume(
         self, found: Resumed, context: Context, *, step: int, length: int | None
@@ -140,11 +145,19 @@ class InitialSettings:
             # The run keeps its global batch, so it keeps the settings that fit this batch.
             for text in changes:
                 yield f"{text} with another number of ranks: the checkpoint's value is used"
-            saved = Record(own.optimizers, own.schedules, saved.length, saved.metric)
+            saved = Record(
+                optimizers=own.optimizers,
+                schedules=own.schedules,
+                length=saved.length,
+                metric=saved.metric,
+            )
             changes = []
         for name, optimizer in self._optimizers.items():
             states = found.objects["schedule"]
-            self._resume_one(name, optimizer, saved, states[name] if name else states, own, step)
+            # One optimizer without a name has its schedule's state itself, and no mapping of
+            # states.
+            state = states[name] if name else states
+            self._resume_one(name, optimizer, saved, state, own, step)
         for text in changes:
             yield f"{text} from step {step} on"
         yield from self._unused(found.training, context.training, changes)
@@ -158,7 +171,8 @@ class InitialSettings:
         self, saved: Mapping[str, Any], own: Mapping[str, Any], changes: list[str]
     ) -> Iterator[str]:
         """Yield a warning for each changed field that an optimizer or a schedule of the Task does not read."""
-        before, now = saved.get("train", {}), own.get("train", {})
+        before = saved.get("train", {})
+        now = own.get("train", {})
         is_own_schedule = len(self._states) == len(self._schedules)
         unused = {
             "learning_rate": ("optimizer", not any(text.startswith("optim") for text in changes)),
@@ -177,7 +191,8 @@ class InitialSettings:
     ) -> None:
         """Apply the settings of one optimizer and its schedule; `state` is the schedule's in the checkpoint."""
         schedule = self._schedules[name]
-        before, now = saved.schedules.get(name, self._texts[name]), self._texts[name]
+        before = saved.schedules.get(name, self._texts[name])
+        now = self._texts[name]
         is_new_rate = self._apply_options(name, optimizer, saved.optimizers.get(name, []))
         is_new_schedule = bool(changed_names(before, now))
         if schedule is None:
@@ -198,7 +213,8 @@ class InitialSettings:
             return
         for group, options in zip(optimizer.param_groups, self._scheduled[name], strict=True):
             group.update({key: copy_value(value) for key, value in options.items()})
-        _advance(schedule, step if state is None else int(state.get("last_epoch", step)))
+        done = step if state is None else int(state.get("last_epoch", step))
+        _advance(schedule, done)
 
     def _apply_options(self, name: str, optimizer: Optimizer, saved: list[Texts]) -> bool:
         """Set the options of the groups that have changed, except rates; return whether a rate has."""

@@ -17,8 +17,11 @@ from cloudtrain_runtime.training.bootstrap import Measured, bootstrap_means
 _BINS = 10
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MOST_FOR_QUANTILES = 1_000_000
-_LOSS, _LOSS_COUNT = "loss sum", "loss count"
-_PREDICTED, _TRUE, _CONFIDENCE = "predicted", "true", "confidence"
+_LOSS = "loss sum"
+_LOSS_COUNT = "loss count"
+_PREDICTED = "predicted"
+_TRUE = "true"
+_CONFIDENCE = "confidence"
 _METRIC = "metric "
 
 
@@ -35,12 +38,13 @@ class SampleValues:
             if name != "loss":
                 self._append(f"{_METRIC}{name}", value)
                 continue
-            count = (
-                torch.as_tensor(samples, dtype=torch.float64)
-                if batch.count is None
-                else batch.count
-            )
-            self._append(_LOSS, value.double() * (samples if batch.count is None else 1))
+            count = batch.count
+            weight = 1
+            if count is None:
+                # The loss is a mean over the samples, and else the sum over what the Task counts.
+                count = torch.as_tensor(samples, dtype=torch.float64)
+                weight = samples
+            self._append(_LOSS, value.double() * weight)
             self._append(_LOSS_COUNT, count)
         if batch.prediction is not None:
             self._append(_PREDICTED, batch.prediction.predicted)
@@ -109,42 +113,55 @@ class SampleValues:
         """
         if _CONFIDENCE not in self._columns:
             return None
-        confidence, hits = self._columns[_CONFIDENCE].double(), self._hits
+        confidence = self._columns[_CONFIDENCE].double()
+        hits = self._hits
         kept = self._columns[_TRUE] >= 0
-        confidence, hits = confidence[kept], hits[kept]
-        if (
-            len(confidence)
-            and not 0 <= float(confidence.min()) <= float(confidence.max()) <= 1 + 1e-4
-        ):
-            raise TaskError(
-                "predict() must return probabilities from 0 to 1: apply softmax to the model's scores"
-            )
-        bins, error = list[dict[str, Any]](), 0.0
+        confidence = confidence[kept]
+        hits = hits[kept]
+        if len(confidence):
+            low = float(confidence.min())
+            high = float(confidence.max())
+            # Rounding may give a little more than 1.
+            if not 0 <= low <= high <= 1 + 1e-4:
+                raise TaskError(
+                    "predict() must return probabilities from 0 to 1: apply softmax to the model's scores"
+                )
+        bins = list[dict[str, Any]]()
+        error = 0.0
         index = (confidence * _BINS).long().clamp(0, _BINS - 1)
         for number in range(_BINS):
             inside = index == number
             count = int(inside.sum())
-            if count:
-                mean, share = float(confidence[inside].mean()), float(hits[inside].mean())
-                error += count / len(hits) * abs(mean - share)
-                bounds = {"low": number / _BINS, "high": (number + 1) / _BINS}
-                bins.append({**bounds, "samples": count, "confidence": mean, "accuracy": share})
+            if count == 0:
+                continue
+            mean = float(confidence[inside].mean())
+            share = float(hits[inside].mean())
+            error += count / len(hits) * abs(mean - share)
+            bounds = {"low": number / _BINS, "high": (number + 1) / _BINS}
+            bins.append({**bounds, "samples": count, "confidence": mean, "accuracy": share})
         return {"expected_error": error, "bins": bins}
 
     def residuals(self) -> dict[str, Any] | None:
         """Return the distribution of predicted minus true numbers; None for other predictions."""
         if not self._has_numbers:
             return None
-        errors, true = self._residuals.flatten(), self._columns[_TRUE].double().flatten()
+        errors = self._residuals.flatten()
+        true = self._columns[_TRUE].double().flatten()
         spread = float((true - true.mean()).square().sum())
-        few = errors[:: max(1, len(errors) // _MOST_FOR_QUANTILES)]  # torch.quantile is limited
+        # torch.quantile limits the number of its values.
+        every = max(1, len(errors) // _MOST_FOR_QUANTILES)
+        few = errors[::every]
         quantiles = torch.quantile(few, torch.tensor(_QUANTILES, dtype=torch.float64)).tolist()
+        # Without a spread, there is no variance that the predictions could explain.
+        r2 = None
+        if spread:
+            r2 = 1 - float(errors.square().sum()) / spread
         return {
             "values": len(errors),
             "mean": float(errors.mean()),
             "mean_absolute": float(errors.abs().mean()),
             "rmse": math.sqrt(float(errors.square().mean())),
-            "r2": 1 - float(errors.square().sum()) / spread if spread else None,
+            "r2": r2,
             "quantiles": {
                 f"{share:g}": value for share, value in zip(_QUANTILES, quantiles, strict=True)
             },

@@ -29,7 +29,8 @@ def make_schedule(
     """
     own = checked_schedule(task, optimizer)
     if isinstance(own, ReduceLROnPlateau):
-        rule, wrong = train.early_stopping or LOWEST_LOSS, ""
+        rule = train.early_stopping or LOWEST_LOSS
+        wrong = ""
         if "validation" not in splits:
             wrong = "needs a validation split, and datasets() has none"
         elif own.mode != rule.mode:
@@ -50,7 +51,8 @@ def step_metrics(optimizer: Optimizer, losses: Mapping[str, torch.Tensor]) -> di
     """
     found = {f"{name}_loss": float(value) for name, value in losses.items()}
     groups = optimizer.param_groups
-    if len({float(group.get("initial_lr", group["lr"])) for group in groups}) > 1:
+    first_rates = {float(group.get("initial_lr", group["lr"])) for group in groups}
+    if len(first_rates) > 1:
         for index, group in enumerate(groups):
             found[f"learning_rate_{group.get('name', index)}"] = float(group["lr"])
     return found
@@ -78,7 +80,8 @@ class JobSchedule(LambdaLR):
         """Set the rates to those after a number of steps."""
         self.last_epoch = step
         for group, factor in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
-            first, rate = group["initial_lr"], group["lr"]
+            first = group["initial_lr"]
+            rate = group["lr"]
             if isinstance(rate, torch.Tensor):
                 rate.fill_(first * factor(step))
             else:
@@ -118,4 +121,6 @@ def learning_rate_factor(step: int, train: TrainConfig, last_step: int) -> float
     if train.schedule == "constant":
         return 1.0
     done = min((step - train.warmup_steps) / max(last_step - train.warmup_steps, 1), 1.0)
-    return 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+    if train.schedule == "linear":
+        return 1.0 - done
+    return (1.0 + math.cos(math.pi * done)) / 2.0

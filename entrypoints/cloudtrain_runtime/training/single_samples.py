@@ -33,8 +33,10 @@ def warning_of_single_samples(model: nn.Module, samples: int) -> Iterator[None]:
             return
         values = inputs[0]
         if not isinstance(values, torch.Tensor) or values.shape[1:] == ():
-            return  # batch norm itself refuses what has no channels
-        # Several views, tokens or pixels of a sample are several values per channel, also for one sample.
+            # Batch norm itself refuses what has no channels.
+            return
+        # Several views, tokens or pixels of a sample are several values per channel, also for one
+        # sample.
         if values.numel() > values.shape[1] * samples:
             return
         norms.clear()

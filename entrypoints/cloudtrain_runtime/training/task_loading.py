@@ -49,11 +49,12 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
         task = create(**arguments)
     except TypeError as error:
         if _takes(create, arguments):
-            raise  # the error comes from within its __init__
+            # The error comes from within its __init__.
+            raise
         wrong = task_methods.check_arguments(class_name, _signature(create), arguments)
-        message = (
-            "; ".join(map(str, wrong)) or f"code.args: {class_name} cannot be created: {error}"
-        )
+        message = "; ".join(map(str, wrong))
+        if not message:
+            message = f"code.args: {class_name} cannot be created: {error}"
         raise TaskError(message) from None
     if mistakes := list(_wrong_methods(task)):
         raise TaskError("; ".join(mistakes))
@@ -63,7 +64,8 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
 def _class_location(found: type) -> str:
     try:
         return f"{shown_path(inspect.getfile(found))}:{inspect.getsourcelines(found)[1]}:1  "
-    except (OSError, TypeError):  # there is no source
+    except (OSError, TypeError):
+        # There is no source.
         return ""
 
 
@@ -78,7 +80,8 @@ def _missing_methods(found: type[Task], name: str) -> Iterator[str]:
         if key not in missing
     }
     for method, mistake in task_methods.check_methods(name, methods, Path.cwd()):
-        yield (location_of(found, method) if method else _class_location(found)) + str(mistake)
+        where = location_of(found, method) if method else _class_location(found)
+        yield f"{where}{mistake}"
     for method in sorted(missing - TASK_METHODS.keys()):
         yield f"{_class_location(found)}{name} has no {method}()"
 
@@ -97,7 +100,8 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
     try:
-        with contextlib.suppress(ValueError):  # the callable has no signature
+        # The callable may have no signature.
+        with contextlib.suppress(ValueError):
             _signature(function).bind(**arguments)
     except TypeError:
         return False
@@ -109,7 +113,8 @@ def _wrong_methods(task: Task) -> Iterator[str]:
     for name in TASK_METHODS:
         try:
             message = _method_mistake(task, name)
-        except (TypeError, ValueError):  # the method has no signature
+        except (TypeError, ValueError):
+            # The method has no signature.
             continue
         if message:
             yield location_of(type(task), name) + message
@@ -117,20 +122,23 @@ def _wrong_methods(task: Task) -> Iterator[str]:
 
 def _method_mistake(task: Task, name: str) -> str:
     """Return why the entrypoint cannot use a method; empty if it can."""
-    method, declared = getattr(task, name), inspect.getattr_static(type(task), name)
+    method = getattr(task, name)
+    declared = inspect.getattr_static(type(task), name)
     if not callable(method):
-        kind = (
-            "a property"
-            if isinstance(declared, property | functools.cached_property)
-            else kind_of(method)
-        )
+        kind = kind_of(method)
+        if isinstance(declared, property | functools.cached_property):
+            kind = "a property"
         return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
-    signature, first = _signature(method), tuple[str, ...]()
-    if inspect.getattr_static(task, name) is declared:  # not an attribute of the object
+    signature = _signature(method)
+    first = tuple[str, ...]()
+    # Where the object has an attribute of that name, this is not the method.
+    if inspect.getattr_static(task, name) is declared:
         if inspect.isfunction(declared):
-            signature, first = _signature(declared), ("self",)
+            signature = _signature(declared)
+            first = ("self",)
         elif isinstance(declared, classmethod):
-            signature, first = _signature(declared.__func__), ("cls",)
+            signature = _signature(declared.__func__)
+            first = ("cls",)
     shown = task_methods.show(name, signature)
     if inspect.iscoroutinefunction(method):
         return f"async {shown}: expected an ordinary method; write def; it is not awaited"

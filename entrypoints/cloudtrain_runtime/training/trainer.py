@@ -24,7 +24,11 @@ from cloudtrain_runtime.data import DataState, Loading, Position, Step, make_fee
 from cloudtrain_runtime.distributed.fsdp import autocast
 from cloudtrain_runtime.distributed.gradients import disable_foreach_across_meshes, make_scaler
 from cloudtrain_runtime.distributed.mesh import Mesh
-from cloudtrain_runtime.distributed.parallelize import distribute_model, gather_weights
+from cloudtrain_runtime.distributed.parallelize import (
+    DistributedModel,
+    distribute_model,
+    gather_weights,
+)
 from cloudtrain_runtime.distributed.replica_check import ReplicaCheck
 from cloudtrain_runtime.errors import CheckpointError, JobError
 from cloudtrain_runtime.metrics import NUMBERS_PER_RANK, Meter, Phase
@@ -75,7 +79,9 @@ class Trainer:
     def __init__(
         self, task: Task, train: TrainConfig, checkpoint: CheckpointConfig, context: Context
     ) -> None:
-        self.task, self.train, self.context = task, train, context
+        self.task = task
+        self.train = train
+        self.context = context
         if train.deterministic:
             determinism.require_deterministic_algorithms()
         self.datasets = checked_datasets(task)
@@ -85,43 +91,38 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             checkpoint, context, mesh=self.mesh.sizes, numbers=1 + NUMBERS_PER_RANK
         )
-        # A resumed run keeps its pipeline stages: with other stages it would sum in another order.
-        stages = self.checkpoints.peek_state().get("pipeline") if self.mesh.pipeline > 1 else None
-        source, initialize = train.init_from, None
-        if (
-            source is not None and not self.checkpoints.peek_state()
-        ):  # a resumed run loads its own weights
-            initialize = partial(load_initial_weights, uri=source, context=context)
-        seed_everything(train.seed)  # the same seed on all ranks, so that they build the same model
-        dataset = self.datasets["train"]
-        built = distribute_model(
-            task, train, self.mesh, self.scaler.scale, dataset, stages, initialize
-        )
-        self.model, self.pipeline = built.model, built.pipeline
-        self.trainable = self._read_trainable()  # as model() has made it
+        built = self._build_model()
+        self.model = built.model
+        self.pipeline = built.pipeline
+        # What model() has made trainable.
+        self.trainable = self._read_trainable()
         self.replicas = ReplicaCheck(self.model, self.mesh)
         # A sharded model sets its own precision and returns fp32.
-        precision = autocast("fp32" if self.mesh.is_sharded else train.precision, context.device)
+        outer_precision = "fp32" if self.mesh.is_sharded else train.precision
+        precision = autocast(outer_precision, context.device)
         self.optimizers = checked_optimizers(task, self.model)
         self.optimizer = next(iter(self.optimizers.values()))
         self.settings = InitialSettings(self.optimizers, train)
         disable_foreach_across_meshes(self.optimizer)
-        limit = train.skip_nonfinite
-        self.guard = (
-            None if limit is None else NonfiniteGuard(limit, self.optimizer, self.scaler, self.mesh)
-        )
+        self.guard = self._make_guard()
         self.loss_monitor = LossMonitor()
         loading = Loading(
-            collate_function(task),
-            train.batch_size,
-            train.accumulate,
-            train.seed,
-            train.drop_last,
-            train.workers,
-            checked_sampler(task, self.datasets["train"]),
+            collate=collate_function(task),
+            batch_size=train.batch_size,
+            accumulate=train.accumulate,
+            seed=train.seed,
+            drop_last=train.drop_last,
+            workers=train.workers,
+            sampler=checked_sampler(task, self.datasets["train"]),
         )
         self.evaluator = Evaluator(
-            task, self.datasets, train.seed, self.mesh, built, precision, loading
+            task=task,
+            datasets=self.datasets,
+            seed=train.seed,
+            mesh=self.mesh,
+            built=built,
+            autocast=precision,
+            loading=loading,
         )
         self.feeder = make_feeder(self.datasets["train"], context, self.mesh.data_share, loading)
         self.last_step = self.total_steps
@@ -133,40 +134,87 @@ class Trainer:
         self.has_after_step = overrides(task, "after_step")
         self.early_stopping = EarlyStoppingState()
         self.log_every = int(os.environ.get(LOG_EVERY_VARIABLE, _LOG_EVERY_STEPS))
-        self.meter = meter = Meter(task, built.shape, train.precision, context, self.mesh.stage)
-        self.clock = meter.clock
-        parts = StepParts(
-            task,
-            train,
-            self.mesh,
-            built,
-            precision,
-            meter,
-            self.optimizers,
-            self.scaler,
-            self.schedules,
-            self.guard,
+        self.meter = Meter(
+            task=task,
+            shape=built.shape,
+            precision=train.precision,
+            context=context,
+            stage=self.mesh.stage,
         )
-        self.optimizer_step = (
-            TrainingStep(parts) if overrides(task, "training_step") else OptimizerStep(parts)
+        self.clock = self.meter.clock
+        self.optimizer_step = self._make_step(built, precision)
+        self.profiler = StepProfiler(
+            context=context, clock=self.clock, at=train.profile_at, steps=train.profile_steps
         )
-        self.profiler = StepProfiler(context, self.clock, train.profile_at, train.profile_steps)
         self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)
         self.saved_step = -1
         self.evaluated_step = -1
         self.last_loss: torch.Tensor | None = None
         self.is_loss_nonfinite = False
-        # Dropout and augmentation differ between ranks, except between those that compute the same layers.
+        # Dropout and augmentation differ between ranks, except between those that compute the same
+        # layers.
         self.own_seed = train.seed + 1 + self.mesh.data_rank + 1_009 * self.mesh.stage
         seed_everything(self.own_seed)
+
+    def _build_model(self) -> DistributedModel:
+        """Build the model with its initial weights on all ranks. All ranks call this together."""
+        stages = None
+        if self.mesh.pipeline > 1:
+            # A resumed run keeps its pipeline stages: with other stages it would sum in another
+            # order.
+            stages = self.checkpoints.peek_state().get("pipeline")
+        source = self.train.init_from
+        initialize = None
+        # A resumed run loads its own weights.
+        if source is not None and not self.checkpoints.peek_state():
+            initialize = partial(load_initial_weights, uri=source, context=self.context)
+        # The same seed on all ranks, so that they build the same model.
+        seed_everything(self.train.seed)
+        return distribute_model(
+            task=self.task,
+            train=self.train,
+            mesh=self.mesh,
+            scale=self.scaler.scale,
+            dataset=self.datasets["train"],
+            stages=stages,
+            initialize=initialize,
+        )
+
+    def _make_guard(self) -> NonfiniteGuard | None:
+        limit = self.train.skip_nonfinite
+        if limit is None:
+            return None
+        return NonfiniteGuard(
+            limit=limit, optimizer=self.optimizer, scaler=self.scaler, mesh=self.mesh
+        )
+
+    def _make_step(
+        self, built: DistributedModel, precision: contextlib.AbstractContextManager[Any]
+    ) -> TrainingStep | OptimizerStep:
+        parts = StepParts(
+            task=self.task,
+            train=self.train,
+            mesh=self.mesh,
+            built=built,
+            autocast=precision,
+            meter=self.meter,
+            optimizers=self.optimizers,
+            scaler=self.scaler,
+            schedules=self.schedules,
+            guard=self.guard,
+        )
+        if overrides(self.task, "training_step"):
+            return TrainingStep(parts)
+        return OptimizerStep(parts)
 
     @determinism.explain_nondeterminism()
     def run(self) -> None:
         """Train from the newest checkpoint until the run ends or receives a notice to stop."""
         resumed = self._resume()
         self.last_step = self.total_steps
-        began, first = time.monotonic(), self.position.step
+        began = time.monotonic()
+        first = self.position.step
         if self.context.is_main and self.train.tensorboard:
             self.tensorboard = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
         self.emit_started(
@@ -183,13 +231,15 @@ class Trainer:
             try:
                 is_complete = self._train_epochs()
             except BaseException:
-                # The pending log may show the cause. An error while it is collected must not replace the first error.
+                # The pending log may show the cause. An error while it is collected must not
+                # replace the first error.
                 with contextlib.suppress(RuntimeError, JobError):
                     self.checkpoints.poll(wait=False)
                 self.checkpoints.wait_after_failure()
                 raise
         if not is_complete:
-            self.profiler.close()  # after the save, which is more urgent
+            # After the save, which is more urgent.
+            self.profiler.close()
             position = self.position
             self.checkpoints.notice.report(
                 position.step, is_main=self.context.is_main, epoch=position.epoch
@@ -202,23 +252,27 @@ class Trainer:
         self._finish()
         self.checkpoints.require_completed()
         if self.context.is_main:
-            samples = (self.position.step - first) * self.feeder.global_size
-            rate = samples / seconds if samples else None
-            emit(
-                "finished",
-                step=self.position.step,
-                epochs=self.position.epoch,
-                seconds=seconds,
-                samples_per_second=rate,
-                **(
-                    {}
-                    if self.best is None or self.best.latest is None
-                    else {"best_step": self.best.latest.step}
-                ),
-                **({} if self.guard is None else {"skipped": self.guard.skipped}),
-            )
+            self._emit_finished(first, seconds)
         if self.tensorboard is not None:
             self.tensorboard.close()
+
+    def _emit_finished(self, first: int, seconds: float) -> None:
+        """Emit the event of the run's end, after so many seconds of training from step `first` on."""
+        samples = (self.position.step - first) * self.feeder.global_size
+        rate = samples / seconds if samples else None
+        others: dict[str, int] = {}
+        if self.best is not None and self.best.latest is not None:
+            others["best_step"] = self.best.latest.step
+        if self.guard is not None:
+            others["skipped"] = self.guard.skipped
+        emit(
+            "finished",
+            step=self.position.step,
+            epochs=self.position.epoch,
+            seconds=seconds,
+            samples_per_second=rate,
+            **others,
+        )
 
     @property
     def position(self) -> Position:
@@ -237,32 +291,33 @@ class Trainer:
         if length is None:
             return None
         done = self.position.epoch * length + self.position.samples
+        left = max((self.train.epochs or 0) * length - done, 0)
+        full_epochs, rest = divmod(left, length)
         # The last step of each epoch may have fewer samples, or be left out.
         count = math.floor if self.train.drop_last else math.ceil
-        full_epochs, rest = divmod(max((self.train.epochs or 0) * length - done, 0), length)
-        return self.position.step + sum(
-            epochs * count(samples / self.feeder.global_size)
-            for epochs, samples in ((full_epochs, length), (1, rest))
-        )
+        steps_per_epoch = count(length / self.feeder.global_size)
+        steps_of_rest = count(rest / self.feeder.global_size)
+        return self.position.step + full_epochs * steps_per_epoch + steps_of_rest
 
     def emit_started(self, step: int, total_steps: int | None, **others: Any) -> None:
         """Emit the event of the run's start. All ranks call this together."""
         parameters = self.mesh.count_parameters(self.model)
-        if self.context.is_main:
-            emit(
-                "started",
-                run=self.context.run,
-                step=step,
-                total_steps=total_steps,
-                world_size=self.context.world_size,
-                hosts=len(self.context.hosts),
-                device=self.context.device.type,
-                backend=self.context.backend,
-                parameters=parameters,
-                restarts=self.context.restarts,
-                torch=torch.__version__,
-                **others,
-            )
+        if not self.context.is_main:
+            return
+        emit(
+            "started",
+            run=self.context.run,
+            step=step,
+            total_steps=total_steps,
+            world_size=self.context.world_size,
+            hosts=len(self.context.hosts),
+            device=self.context.device.type,
+            backend=self.context.backend,
+            parameters=parameters,
+            restarts=self.context.restarts,
+            torch=torch.__version__,
+            **others,
+        )
 
     def _train_epochs(self) -> bool:
         """Train until the end; return False if a notice to stop ended training before it."""
@@ -274,7 +329,8 @@ class Trainer:
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                with self._watching_batch_norm(step) if is_first else contextlib.nullcontext():
+                watch = self._watching_batch_norm(step) if is_first else contextlib.nullcontext()
+                with watch:
                     row = self._train_step(step)
                 is_first = False
                 self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
@@ -297,7 +353,8 @@ class Trainer:
             return contextlib.nullcontext()
         left = math.ceil((length - self.position.samples) / self.feeder.global_size)
         if self.train.steps is not None and self.position.step + left > self.train.steps:
-            return contextlib.nullcontext()  # the run ends before the last step of an epoch
+            # The run ends before the last step of an epoch.
+            return contextlib.nullcontext()
         samples = min(micro.samples for micro in step.plan.micro_batches)
         return warning_of_single_samples(self.model, samples)
 
@@ -320,20 +377,22 @@ class Trainer:
                 self.task.after_step(self.model)
         heartbeat.tick(self.position.step)
         self.meter.samples += step.plan.samples
-        row = self._log(self.last_loss, grad_norm) if is_logged or self._is_at_end() else None
+        row = None
+        if is_logged or self._is_at_end():
+            row = self._log(self.last_loss, grad_norm)
         self.clock.mark(Phase.CHECKPOINT)
         return row
 
     def _log(self, total: torch.Tensor, grad_norm: torch.Tensor | None) -> Row:
         """Read the metrics since the last logged step; they are logged when the losses of all ranks have arrived."""
         self.clock.mark(Phase.LOG)
-        at, share = self.position, float(total)  # waits for the GPU
+        # The conversion waits for the GPU.
+        at = self.position
+        share = float(total)
         read, numbers = self.meter.read()
-        metrics = {
-            **read,
-            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
-            **({} if grad_norm is None else {"grad_norm": float(grad_norm)}),
-        }
+        metrics = {**read, "learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+        if grad_norm is not None:
+            metrics["grad_norm"] = float(grad_norm)
         if own := step_metrics(self.optimizer, self.optimizer_step.losses):
             metrics["metrics"] = own
 
@@ -357,21 +416,23 @@ class Trainer:
             values = self._evaluate("validation").means
             self.evaluated_step = self.position.step
             advance_plateaus(self.schedules.values(), rule, values)
-            has_ended = rule is not None and self.early_stopping.should_stop(
-                rule, metric_value(rule.metric, values)
-            )
-            if rule is not None and has_ended and self.context.is_main:
-                log_line(
-                    f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here"
-                )
+            if rule is not None:
+                value = metric_value(rule.metric, values)
+                has_ended = self.early_stopping.should_stop(rule, value)
+                if has_ended and self.context.is_main:
+                    log_line(
+                        f"{rule.metric} has not improved for {rule.patience} evaluations: training ends here"
+                    )
             if self._record_if_best(values):
-                self.checkpoints.wait_for_save()  # an unfinished save must not prevent this one
+                # An unfinished save must not prevent this one.
+                self.checkpoints.wait_for_save()
                 self._save()
         return rule is not None and self.early_stopping.waited >= rule.patience
 
     def _is_evaluation_due(self) -> bool:
         if "validation" not in self.datasets or self._is_at_end():
-            return False  # _finish runs the last evaluation
+            # `_finish` runs the last evaluation.
+            return False
         if self.position.step in (0, self.evaluated_step):
             return False
         if self.train.evaluate_every_steps is not None:
@@ -415,7 +476,8 @@ class Trainer:
         """Evaluate the weights that the job exports, the last or the best, and write the model folder."""
         final: dict[str, Mapping[str, float]] = {}
         splits = ("test", "validation") if overrides(self.task, "predict") else ()
-        classified_split = next((split for split in splits if split in self.datasets), None)
+        classified = [split for split in splits if split in self.datasets]
+        classified_split = classified[0] if classified else None
         result: EvaluationResult | None = None
         step = self.position.step
         validation_loss = 0.0
@@ -426,7 +488,8 @@ class Trainer:
             self._record_if_best(result.means)
             best = self._load_best()
             if best is not None:
-                step, final["validation"] = best.step, best.values
+                step = best.step
+                final["validation"] = best.values
                 if classified_split == "validation":
                     result = self.evaluator.evaluate("validation", with_classes=True)
         if "test" in self.datasets:
@@ -440,12 +503,14 @@ class Trainer:
         if nonfinite and self.context.is_main:
             why = "the model is exported because train.export_nonfinite is true"
             log_line(f"warning: the {nonfinite} not finite; {why}")
-        analysis, classes = None, self.task.classes
+        analysis = None
+        classes = self.task.classes
         if classified_split is not None and result is not None and result.confusion:
             analysis = ClassificationAnalysis(
                 result.confusion, classes, split=classified_split, step=step, metrics=final
             )
-        with heartbeat.exempt():  # a slow disk is no hang
+        # A slow disk is no hang.
+        with heartbeat.exempt():
             self._write_model_folder({"step": step, **final}, analysis)
 
     def _write_model_folder(
@@ -488,10 +553,13 @@ class Trainer:
         self.clock.mark(Phase.CHECKPOINT)
         if not self._is_state_finite():
             if wait:
-                self.checkpoints.wait_for_save()  # the run may end here, and that save holds its last good state
+                # The run may end here, and that save holds its last good state.
+                self.checkpoints.wait_for_save()
             return
         self.replicas.require_equal(step, self._wait_for_newest)
         self.mesh.share_buffers(self.model)
+        trainable = self._read_trainable()
+        changed = {name: each for name, each in trainable.items() if each != self.trainable[name]}
         state = {
             "data": self.feeder.state().to_json(),
             "patience": asdict(self.early_stopping),
@@ -499,13 +567,10 @@ class Trainer:
             "pipeline": self.pipeline.sizes if self.pipeline is not None else None,
             BEST_STATE: self.best.to_json() if self.best is not None else None,
             "nonfinite": self.guard.state_dict() if self.guard is not None else None,
-            "requires_grad": {
-                name: value
-                for name, value in self._read_trainable().items()
-                if value != self.trainable[name]
-            },
+            "requires_grad": changed,
         }
-        optimizers, objects = self.optimizers.values(), self._objects()
+        optimizers = self.optimizers.values()
+        objects = self._objects()
         if self.checkpoints.save(step, self.model, optimizers, state, objects, wait=wait):
             self.saved_step = step
 
@@ -556,7 +621,8 @@ class Trainer:
             if at_end and 0 < self.position.step <= self.guard.skipped:
                 return "training loss is"
         elif self.scaler.is_enabled() and not at_end:
-            loss = None  # the loss scale has skipped the step
+            # The loss scale has skipped the step.
+            loss = None
         if loss is not None and not math.isfinite(float(self.mesh.mean(loss))):
             return "training loss is"
         is_finite = are_weights_finite(
@@ -577,9 +643,8 @@ class Trainer:
         if found.uri is None:
             return found
         objects = found.objects
-        if (
-            not found.has_random
-        ):  # the run has more ranks than before, and this rank has no saved random state
+        # The run has more ranks than before, and this rank has no saved random state.
+        if not found.has_random:
             seed_everything(self.own_seed + 1_000_003 * found.step)
         try:
             notes = self._restore_state(found)
@@ -600,20 +665,20 @@ class Trainer:
             self.saved_step = self.position.step
         if self.context.is_main and self._is_at_end():
             log_line(f"nothing is left to train: {found.uri} is at the end already")
-        for note in notes if self.context.is_main else ():
-            log_line(note)
+        if self.context.is_main:
+            for note in notes:
+                log_line(note)
         return found
 
     def _restore_state(self, found: Resumed) -> list[str]:
         """Restore the position in the data and the state of early stopping; return notes for the user."""
         state = found.state
-        data, early_stopping = (
-            DataState.from_json(state["data"]),
-            EarlyStoppingState(**state["patience"]),
-        )
+        data = DataState.from_json(state["data"])
+        early_stopping = EarlyStoppingState(**state["patience"])
         self.evaluated_step = int(state["evaluated_step"])
         if self.best is not None:
-            self.best.resume(state, "" if found.is_own else str(found.uri).rpartition("/")[0])
+            place = "" if found.is_own else str(found.uri).rpartition("/")[0]
+            self.best.resume(state, place)
         if self.guard is not None and state.get("nonfinite") is not None:
             self.guard.load_state_dict(state["nonfinite"])
         notes = self.feeder.resume(data)

@@ -29,22 +29,25 @@ class TrainingStep:
     """
 
     def __init__(self, parts: StepParts) -> None:
-        self._task, self._mesh, self._model = parts.task, parts.mesh, parts.built.model
-        self._autocast, self._most = parts.autocast, parts.train.clip_grad_norm or math.inf
-        self._optimizers, self._scaler, self._schedules = (
-            parts.optimizers,
-            parts.scaler,
-            parts.schedules,
-        )
+        self._task = parts.task
+        self._mesh = parts.mesh
+        self._model = parts.built.model
+        self._autocast = parts.autocast
+        self._most = parts.train.clip_grad_norm or math.inf
+        self._optimizers = parts.optimizers
+        self._scaler = parts.scaler
+        self._schedules = parts.schedules
         self._clock = parts.meter.clock
-        self._samples, self._global_samples = 0, 1  # of this step: on this rank, and on all
+        # The samples of this step: on this rank, and on all.
+        self._samples = 0
+        self._global_samples = 1
         self._needs_norm = False
-        self._shares: dict[str, torch.Tensor] = {}  # of the mean losses of this step
+        # This rank's shares of the mean losses of this step.
+        self._shares: dict[str, torch.Tensor] = {}
         self._norms: dict[str, torch.Tensor] = {}
         self.losses: Mapping[str, torch.Tensor] = {}
-        self._mesh.share(
-            parameter.detach() for parameter in self._model.parameters()
-        )  # no replica of DDP has done it
+        # No replica of DDP has done it.
+        self._mesh.share(parameter.detach() for parameter in self._model.parameters())
 
     def run(
         self, step: Step, number: int, *, is_logged: bool
@@ -56,15 +59,17 @@ class TrainingStep:
         ((micro, batch),) = step
         if number == 1:
             check_batch(self._task, batch)
-        self._samples, self._global_samples = micro.count, step.plan.samples
+        self._samples = micro.count
+        self._global_samples = step.plan.samples
         self._needs_norm = is_logged or self._most != math.inf
-        self._shares, self._norms = {}, {}
+        self._shares = {}
+        self._norms = {}
         self._mesh.share_buffers(self._model)
         self._clock.mark(Phase.FORWARD)
-        with (
-            suppress_gradients(self._model) if micro.count == 0 else contextlib.nullcontext(),
-            self._autocast,
-        ):
+        # A placeholder sample takes part in collectives and must not change the weights.
+        has_samples = micro.count > 0
+        effect = contextlib.nullcontext() if has_samples else suppress_gradients(self._model)
+        with effect, self._autocast:
             self._task.training_step(self._model, batch, self._update)
         if not self._shares:
             raise self._error("must call update(name, loss) in each step; it did not")
@@ -73,26 +78,21 @@ class TrainingStep:
             advance(schedule)
         if is_logged:
             self.losses = {name: self._mesh.mean(share) for name, share in self._shares.items()}
-        norm = (
-            torch.linalg.vector_norm(torch.stack([*self._norms.values()])) if self._norms else None
-        )
+        norm = None
+        if self._norms:
+            norm = torch.linalg.vector_norm(torch.stack([*self._norms.values()]))
         return torch.stack([*self._shares.values()]).sum(), norm
 
     def _update(self, name: str, loss: torch.Tensor) -> None:
         """Take a step of one optimizer with the gradients of a loss: the mean over this rank's samples."""
         self._check_update(name, loss)
         optimizer = self._optimizers[name]
-        parameters = [
-            each
-            for group in optimizer.param_groups
-            for each in group["params"]
-            if each.requires_grad
-        ]
+        given = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [each for each in given if each.requires_grad]
         optimizer.zero_grad()
         self._clock.mark(Phase.BACKWARD)
-        with torch.autocast(
-            loss.device.type, enabled=False
-        ):  # a backward pass computes as its forward pass did
+        # A backward pass computes as its forward pass did.
+        with torch.autocast(loss.device.type, enabled=False):
             self._backward(name, loss, parameters)
             self._clock.mark(Phase.OPTIMIZER)
             if self._mesh.data_size > 1:
@@ -103,10 +103,10 @@ class TrainingStep:
             self._scaler.step(optimizer)
             self._scaler.update()
         optimizer.zero_grad()
-        torch.clear_autocast_cache()  # it has the weights before this step
-        share = loss.detach().float().reshape(()) * (
-            self._samples * self._mesh.data_size / self._global_samples
-        )
+        # The cache has the weights before this step.
+        torch.clear_autocast_cache()
+        weight = self._samples * self._mesh.data_size / self._global_samples
+        share = loss.detach().float().reshape(()) * weight
         self._shares[name] = share if self._samples else torch.zeros_like(share)
         self._clock.mark(Phase.FORWARD)
 
@@ -115,9 +115,8 @@ class TrainingStep:
             if parameters:
                 torch.autograd.backward(self._scaler.scale(loss), inputs=parameters)
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error) and "second time" not in str(
-                error
-            ):
+            text = str(error)
+            if "modified by an inplace operation" not in text and "second time" not in text:
                 raise
             raise self._error(
                 f"must compute the loss of update({name!r}) after the update before it, from outputs that no other "
@@ -138,19 +137,19 @@ class TrainingStep:
             if self._samples:
                 flat *= self._samples / self._global_samples
             else:
-                flat.zero_()  # not a product, because a gradient may be NaN
+                # Not a product, because a gradient may be NaN.
+                flat.zero_()
             has_gradient = torch.tensor(
                 [each.grad is not None for each in own], dtype=dtype, device=flat.device
             )
             flat = torch.cat([flat, has_gradient])
             dist.all_reduce(flat, group=self._mesh.data_group)
             *gradients, ranks = torch.split(flat, [*(each.numel() for each in own), len(own)])
-            # Read only where this rank has no gradient of a parameter, because that waits for the device.
-            is_used = (
-                [True] * len(own)
-                if all(each.grad is not None for each in own)
-                else (ranks > 0).tolist()
-            )
+            is_used = [True] * len(own)
+            if any(each.grad is None for each in own):
+                # Read only where this rank has no gradient of a parameter, because that waits for
+                # the device.
+                is_used = (ranks > 0).tolist()
             for parameter, gradient, is_present in zip(own, gradients, is_used, strict=True):
                 parameter.grad = gradient.view_as(parameter) if is_present else None
 
@@ -161,11 +160,9 @@ class TrainingStep:
                 f"called update({name!r}), and optimizer() returns none of this name; {hint}"
             )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            got = (
-                f"a tensor of shape {list(loss.shape)}"
-                if isinstance(loss, torch.Tensor)
-                else kind_of(loss)
-            )
+            got = kind_of(loss)
+            if isinstance(loss, torch.Tensor):
+                got = f"a tensor of shape {list(loss.shape)}"
             raise self._error(
                 f"must call update({name!r}) with a scalar loss, the mean over the samples; it got {got}"
             )
