@@ -37,16 +37,16 @@ def make_feeder(
     """Return the feeder of a dataset: map-style, iterable, or a FileStream. All ranks call this together."""
     if is_iterable(dataset):
         return _stream_feeder(dataset, context, share, loading)
-    return MapFeeder(dataset, context, share, loading)
+    return MapFeeder(dataset=dataset, context=context, share=share, loading=loading)
 
 
 def _stream_feeder(
     dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
 ) -> StreamFeeder:
-    source = _source_of(
-        dataset, context, share, loading.batch_size * loading.accumulate * share.size
-    )
-    most, asked = source.most_workers, loading.workers
+    global_size = loading.batch_size * loading.accumulate * share.size
+    source = _source_of(dataset, context, share, global_size)
+    most = source.most_workers
+    asked = loading.workers
     if context.is_main and source.note is not None:
         log_line(source.note)
     if context.is_main and asked is not None and asked > most:
@@ -54,8 +54,9 @@ def _stream_feeder(
         log_line(
             f"{kind}: each rank uses {most} of {asked} workers, because there is no data for more"
         )
+    workers = min(worker_count(context, asked), most)
     return StreamFeeder(
-        source, context, share, replace(loading, workers=min(worker_count(context, asked), most))
+        source=source, context=context, share=share, loading=replace(loading, workers=workers)
     )
 
 
@@ -69,18 +70,18 @@ def _source_of(
     readers = gather((context.host, share.rank), context)
     hosts = sorted({host for host, _ in readers})
     here = sorted({rank for host, rank in readers if host == context.host})
-    if len({rank for _, rank in readers}) < sum(
-        len({r for h, r in readers if h == host}) for host in hosts
-    ):
+    ranks_of_hosts = [{rank for name, rank in readers if name == host} for host in hosts]
+    # A rank's share on two hosts would be read from different files.
+    if len({rank for _, rank in readers}) < sum(map(len, ranks_of_hosts)):
         raise TaskError(
             "ranks that share their samples are on several hosts, which have different files: use a channel with "
             "sharded: false, or tensor and pipeline parallelism within a host"
         )
     return FileSource(
-        dataset,
-        ReaderShare(here.index(share.rank), len(here)),
-        hosts.index(context.host),
-        len(hosts),
+        stream=dataset,
+        share=ReaderShare(here.index(share.rank), len(here)),
+        host=hosts.index(context.host),
+        hosts=len(hosts),
     )
 
 
@@ -102,9 +103,8 @@ def make_evaluation_data(
             always gives the same number.
     """
     if is_iterable(dataset):
-        return _StreamEvaluation(
-            _stream_feeder(dataset, context, share, replace(loading, accumulate=1, seed=0))
-        )
+        once = replace(loading, accumulate=1, seed=0)
+        return _StreamEvaluation(_stream_feeder(dataset, context, share, once))
     return _MapEvaluation(dataset, context, share, loading, even=even)
 
 
@@ -129,7 +129,9 @@ class _MapEvaluation:
             data_size=share.size,
             even=even,
         )
-        self._dataset, self._collate, self._context = dataset, loading.collate, context
+        self._dataset = dataset
+        self._collate = loading.collate
+        self._context = context
         self._workers = worker_count(context, loading.workers)
         self._loader: Loader | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from cloudtrain_runtime.data.global_order import GlobalOrder, TaskOrder
+from cloudtrain_runtime.data.global_order import GlobalOrder, Order, TaskOrder
 from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     DevicePrefetcher,
@@ -31,8 +31,10 @@ from cloudtrain_runtime.process.run_context import Context
 class Step:
     """The samples of one optimizer step: `for micro, batch in step`, each batch on this rank's device."""
 
-    plan: GlobalBatch  # number of samples of all ranks, and in each of this rank's micro-batches
-    batches: Iterator[Any]  # iterator over this rank's micro-batches
+    # number of samples of all ranks, and in each of this rank's micro-batches
+    plan: GlobalBatch
+    # iterator over this rank's micro-batches
+    batches: Iterator[Any]
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
         return zip(self.plan.micro_batches, self.batches, strict=False)
@@ -53,11 +55,13 @@ class MapFeeder:
         own: Any = loading.sampler
         self._has_own_order = own is not None
         self._task_order = functools.lru_cache(maxsize=1)(partial(TaskOrder, own, len(dataset)))  # type: ignore[arg-type]
+
+        def order_of_task(_: int, seed: int, epoch: int) -> Order:
+            return self._task_order(seed, epoch)
+
         self._sampler = GlobalOrderSampler(
             len(dataset if own is None else own),  # type: ignore[arg-type]
-            order=GlobalOrder
-            if own is None
-            else lambda _, seed, epoch: self._task_order(seed, epoch),
+            order=GlobalOrder if own is None else order_of_task,
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
             seed=loading.seed,
@@ -66,12 +70,12 @@ class MapFeeder:
             world_size=share.size,
         )
         self.length = self._sampler.length
-        self.advance, self.state, self.resume = (
-            self._sampler.advance,
-            self._sampler.state,
-            self._sampler.resume,
-        )
-        self._dataset, self._collate, self._context = dataset, loading.collate, context
+        self.advance = self._sampler.advance
+        self.state = self._sampler.state
+        self.resume = self._sampler.resume
+        self._dataset = dataset
+        self._collate = loading.collate
+        self._context = context
         self._workers = worker_count(context, loading.workers)
         self._is_shared = share.size < context.world_size
         self._loader: Loader | None = None
@@ -89,12 +93,10 @@ class MapFeeder:
         return self._sampler.global_size
 
     def epoch(self) -> Iterator[Step]:
-        dataset, sampler, collate, context = (
-            self._dataset,
-            self._sampler,
-            self._collate,
-            self._context,
-        )
+        dataset = self._dataset
+        sampler = self._sampler
+        collate = self._collate
+        context = self._context
         if self._has_own_order:
             order = self._task_order(sampler.seed_of(sampler.epoch), sampler.epoch)
             if len(set(gather(order.checksum, context))) > 1:
@@ -109,11 +111,13 @@ class MapFeeder:
                 )
             batches: Iterator[Any] = iter(self._loader)
         else:
-            # Ranks that share their samples have different random states, but need the same augmentations.
+            # Ranks that share their samples have different random states, but need the same
+            # augmentations.
             seed = context.seed if self._is_shared else None
             batches = load_in_process(dataset, sampler, collate, seed=seed)
         if not is_on_cpu:
-            # Without workers, loading draws from the random states of this process, so it must not run ahead.
+            # Without workers, loading draws from the random states of this process, so it must not
+            # run ahead.
             pull = partial(next, batches, NO_BATCH)
             batches = DevicePrefetcher(pull, self._context.device, is_ahead=self._workers > 0)
         return (Step(plan, batches) for plan in self._sampler.schedule())

@@ -72,14 +72,10 @@ class FileStream(IterableDataset[Any]):
         self.root, self.names = _listed(files)
         self.sharded = _is_sharded(self.root) if sharded is None else sharded
         if not self.names:
-            why = (
-                "a channel with sharded: true needs at least one file for each instance"
-                if self.sharded
-                else ""
-            )
-            raise TaskError(
-                f"FileStream: there are no files in {files}" + (f" ({why})" if why else "")
-            )
+            why = ""
+            if self.sharded:
+                why = " (a channel with sharded: true needs at least one file for each instance)"
+            raise TaskError(f"FileStream: there are no files in {files}{why}")
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all samples, in the order of a single process in epoch 0 with seed 0."""
@@ -154,26 +150,28 @@ class FileSource:
     def __init__(
         self, stream: FileStream, share: ReaderShare, host: int = 0, hosts: int = 1
     ) -> None:
-        self._stream, self._share = stream, share
-        self._host, self._hosts = host, hosts
+        self._stream = stream
+        self._share = share
+        self._host = host
+        self._hosts = hosts
         self.restart()
 
     @property
     def most_workers(self) -> int:
         """Most reader processes of a rank."""
-        return max(1, self._lanes // self._share.size)  # one per lane
+        # A lane has one reader at most.
+        return max(1, self._lanes // self._share.size)
 
     @property
     def note(self) -> str | None:
         """A note for the user, or None."""
         if self._lanes >= self._share.size:
             return None
-        are_files = len(self._stream.names) <= self._stream.lanes
-        what, cure = (
-            ("files", "store the data as more files")
-            if are_files
-            else ("lanes", "give FileStream more lanes")
-        )
+        what = "lanes"
+        cure = "give FileStream more lanes"
+        if len(self._stream.names) <= self._stream.lanes:
+            what = "files"
+            cure = "store the data as more files"
         return f"warning: {self._lanes} {what} for {self._share.size} ranks: some ranks have no data and only wait; {cure}"
 
     def restart(self) -> None:
@@ -184,15 +182,26 @@ class FileSource:
 
     def open(self, seed: int, epoch: int, role: int, roles: int) -> _OpenLanes:
         """Return the remaining samples of an epoch for one of this rank's readers."""
-        stream, rank, size = self._stream, self._share.rank, self._share.size
+        stream = self._stream
+        rank = self._share.rank
+        size = self._share.size
         order = GlobalOrder(len(stream.names), random_number(seed, self._host) >> 1, epoch)
         lanes = []
         for lane in range(self._lanes):
-            if lane % roles == role and lane // roles % size == rank:
-                files = order.at(torch.arange(lane, len(stream.names), self._lanes)).tolist()
-                lane_seed = random_number(seed, self._host, lane) >> 1
-                mark = self._marks.get(lane, _START)
-                lanes.append(_Lane(stream, lane, files, (lane_seed, epoch), self._block, mark))
+            # Lanes go to the roles in turn, and those of one role to the ranks in turn.
+            if lane % roles != role or lane // roles % size != rank:
+                continue
+            lane_seed = random_number(seed, self._host, lane) >> 1
+            lanes.append(
+                _Lane(
+                    stream=stream,
+                    number=lane,
+                    files=order.at(torch.arange(lane, len(stream.names), self._lanes)).tolist(),
+                    seed=(lane_seed, epoch),
+                    block=self._block,
+                    mark=self._marks.get(lane, _START),
+                )
+            )
         return _OpenLanes(lanes, stream, (self._host, rank, role))
 
     def advance(self, marks: Mapping[int, LanePosition]) -> None:
@@ -221,7 +230,8 @@ class FileSource:
                 }
             lanes_so_far = sources[host]["lanes"]
             for lane, mark in marks.items():
-                # For a lane that another rank reads since the resume, this rank has an older position.
+                # For a lane that another rank reads since the resume, this rank has an older
+                # position.
                 lanes_so_far[lane] = max(lanes_so_far[lane], list(mark))
         return {"kind": "files", "block": self._block, "sources": sources}
 
@@ -316,7 +326,9 @@ class _Lane:
         mark: LanePosition,
     ) -> None:
         self.number = number
-        self._stream, self._files, self._size = stream, files, block
+        self._stream = stream
+        self._files = files
+        self._size = block
         self._seed = seed
         self.given, self._file, self._skip = mark
         self._open: Iterator[Any] | None = None
@@ -359,25 +371,26 @@ class _Lane:
             block: list[Any] = []
             while len(block) < self._size and (sample := self._pull()) is not _END:
                 block.append(sample)
-        order = (
-            GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block))).tolist()
-            if block
-            else []
-        )
-        self._block = [block[index] for index in order]
+        if not block:
+            self._block = []
+            return
+        order = GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block)))
+        self._block = [block[index] for index in order.tolist()]
 
     def _pull(self) -> Any:
         while self._file < len(self._files):
             if self._open is None:
                 self._open_file()
-            sample, self._first = self._first, _END
+            sample = self._first
+            self._first = _END
             if sample is _END:
                 sample = next(self._open, _END)  # type: ignore[arg-type]
             if sample is not _END:
                 self._skip += 1
                 return sample
             self._open = None
-            self._file, self._skip = self._file + 1, 0
+            self._file += 1
+            self._skip = 0
         return _END
 
     def _open_file(self) -> None:

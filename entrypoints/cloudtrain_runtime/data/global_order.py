@@ -58,7 +58,8 @@ class GlobalOrder:
             self._table = torch.argsort(self._permute(torch.arange(length)))
             return
         root = math.isqrt(length - 1) + 1
-        # Minimise the positions outside of the samples, among sides that differ by at most an eighth.
+        # Minimise the positions outside of the samples, among sides that differ by at most an
+        # eighth.
         side = min(range(root, root + min(64, root // 8)), key=lambda side: -length % side)
         self._sides = (-(-length // side), side)
         if side <= _LONGEST_TABLED_SIDE:
@@ -83,7 +84,8 @@ class GlobalOrder:
         left = torch.div(values, columns, rounding_mode="floor")
         right = torch.sub(values, left, alpha=columns)
         spare = torch.empty_like(values)
-        size, other = rows, columns
+        size = rows
+        other = columns
         for turn in range(_ROUNDS):
             tables = self._moves
             moved = (
@@ -91,10 +93,12 @@ class GlobalOrder:
                 if tables
                 else self._drawn(turn, right, size)
             )
-            # From -size to -1, and size again where the sum is below 0: the modulo, without dividing.
+            # From -size to -1, and size again where the sum is below 0: the modulo, without
+            # dividing.
             left.add_(moved)
             left.add_(torch.bitwise_right_shift(left, 63, out=moved).bitwise_and_(size))
-            left, right, size, other = right, left, other, size
+            left, right = right, left
+            size, other = other, size
         places: torch.Tensor = left.mul_(columns).add_(right)
         return places
 
@@ -141,7 +145,8 @@ class TaskOrder:
                 f"and it yielded {len(indices)} in epoch {epoch}"
             )
         self._indices = torch.tensor([int(index) for index in indices])
-        least, most = int(self._indices.min()), int(self._indices.max())
+        least = int(self._indices.min())
+        most = int(self._indices.max())
         if least < 0 or most >= samples:
             raise TaskError(
                 f"sampler() must yield indices from 0 to {samples - 1}; it yielded {least} to {most}"

@@ -36,11 +36,13 @@ class IterableSource:
         global_size: Samples of a global batch.
     """
 
-    most_workers = 1  # the dataset cannot be divided among several readers
+    # The dataset cannot be divided among several readers.
+    most_workers = 1
     note = None
 
     def __init__(self, dataset: Dataset[Any], share: ReaderShare, global_size: int) -> None:
-        self.dataset, self.share = dataset, share
+        self.dataset = dataset
+        self.share = share
         self.global_size = global_size
         self.restart()
 
@@ -81,11 +83,9 @@ class IterableSource:
             own = kept[self.share.rank]
             self.state = (own[0], own[1]) if own is not None else None
             return []
-        why = (
-            "with its own state, which is of another number of ranks"
-            if kept
-            else "without load_state_dict"
-        )
+        why = "without load_state_dict"
+        if kept:
+            why = "with its own state, which is of another number of ranks"
         return [
             f"the iterable dataset is read from its start, {why}: {samples:,} samples are skipped"
         ]
@@ -99,8 +99,11 @@ class _OpenIterable:
 
     def __init__(self, source: IterableSource, seed: int, epoch: int) -> None:
         self._dataset: Any = source.dataset
-        self._share, self._global_size, self._epoch = source.share, source.global_size, epoch
-        self._used, self._state = source.used, source.state
+        self._share = source.share
+        self._global_size = source.global_size
+        self._epoch = epoch
+        self._used = source.used
+        self._state = source.state
         self._at = self._last = source.used
         place = [] if source.state is None else [source.used]
         self._random = IsolatedRandomState(random_number(seed, epoch, *place) >> 1)
@@ -124,7 +127,8 @@ class _OpenIterable:
             came_by, own = self._state
             self._dataset.load_state_dict(own)
             passed -= came_by
-        rank, size = self._share.rank, self._share.size
+        rank = self._share.rank
+        size = self._share.size
         for sample in islice(iter(self._dataset), passed, None):
             place = (self._at - self._used) % self._global_size % size
             self._at += 1

@@ -29,17 +29,20 @@ _MAX_WORKERS = 8
 class Loading:
     """How each rank loads its share of a dataset."""
 
-    collate: Collate  # the Task's collate function
-    batch_size: int  # samples per rank and micro-step
-    accumulate: int = 1  # micro-steps per optimizer step
-    seed: int = 0  # seed of the order of samples
-    drop_last: bool = False  # whether every rank gets equally many samples in each step
-    workers: int | None = (
-        None  # loader processes of each rank; None means up to 8 with a GPU, and none without
-    )
-    sampler: Iterable[int] | None = (
-        None  # the Task's order of the training samples; None for the drawn one
-    )
+    # the Task's collate function
+    collate: Collate
+    # samples per rank and micro-step
+    batch_size: int
+    # micro-steps per optimizer step
+    accumulate: int = 1
+    # seed of the order of samples
+    seed: int = 0
+    # whether every rank gets equally many samples in each step
+    drop_last: bool = False
+    # loader processes of each rank; None means up to 8 with a GPU, and none without
+    workers: int | None = None
+    # the Task's order of the training samples; None for the drawn one
+    sampler: Iterable[int] | None = None
 
 
 def worker_count(context: Context, asked: int | None) -> int:
@@ -48,11 +51,10 @@ def worker_count(context: Context, asked: int | None) -> int:
     A small /dev/shm allows fewer: a worker that finds no space there is killed by SIGBUS.
     """
     wanted = asked
-    if wanted is None:
-        is_gpu = context.device.type == "cuda"
-        wanted = (
-            min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size) if is_gpu else 0
-        )
+    if wanted is None and context.device.type == "cuda":
+        wanted = min(_MAX_WORKERS, (os.cpu_count() or 1) // context.local_world_size)
+    elif wanted is None:
+        wanted = 0
     most = most_workers(context.local_world_size)
     if most is None or wanted <= most:
         return wanted
@@ -158,12 +160,14 @@ def loader_options(context: Context, workers: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "num_workers": workers,
         "pin_memory": context.device.type == "cuda",
-        # The sampler draws the order; without a generator the loader would draw from the global random state.
+        # The sampler draws the order; without a generator the loader would draw from the global
+        # random state.
         "generator": torch.Generator().manual_seed(context.seed),
     }
     if workers:
         options |= {
-            # Not the default, which Python 3.14 changes to a server that would import torch again for each rank.
+            # Not the default, which Python 3.14 changes to a server that would import torch again
+            # for each rank.
             "multiprocessing_context": "fork",
             "worker_init_fn": OutliveStopSignal(),
             "persistent_workers": True,
@@ -181,12 +185,10 @@ def load_in_process(
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None
         if gather is not None:
-            tensors = (
-                sampler.tensors()
-                if isinstance(sampler, GlobalOrderSampler)
-                else map(torch.tensor, sampler)
-            )
-            yield from map(gather, tensors)
+            if isinstance(sampler, GlobalOrderSampler):
+                yield from map(gather, sampler.tensors())
+                return
+            yield from map(gather, map(torch.tensor, sampler))
             return
         for indices in sampler:
             yield collate(_fetched(dataset, indices))
@@ -214,10 +216,10 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
 
     The batch equals that of default_collate, which takes ten times as long.
     """
-    if type(dataset) is TensorDataset and all(
-        tensor.layout is torch.strided for tensor in dataset.tensors
-    ):
+    if type(dataset) is TensorDataset:
         tensors = dataset.tensors
+        if any(tensor.layout is not torch.strided for tensor in tensors):
+            return None
         return lambda indices: [tensor.index_select(0, indices) for tensor in tensors]
     if type(dataset) is Subset and (gather_all := _gatherer(dataset.dataset)) is not None:
         places = torch.as_tensor(dataset.indices)
@@ -320,7 +322,8 @@ class DevicePrefetcher:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_event(present.is_copied)
         for tensor in present.tensors:
-            # Otherwise the allocator could reuse its memory for the next copy while kernels still read it.
+            # Otherwise the allocator could reuse its memory for the next copy while kernels still
+            # read it.
             tensor.record_stream(computing)
         return present.batch
 
@@ -335,6 +338,8 @@ class DevicePrefetcher:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    batch: Any  # on the device
-    tensors: list[torch.Tensor]  # those of the batch
+    # on the device
+    batch: Any
+    # those of the batch
+    tensors: list[torch.Tensor]
     is_copied: torch.cuda.Event

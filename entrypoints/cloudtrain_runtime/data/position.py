@@ -31,19 +31,28 @@ class ReaderShare:
 class DataState:
     """The position in the data as stored in a checkpoint, with the settings that it depends on."""
 
-    step: int  # optimizer steps done
-    epoch: int  # current epoch, from 0
-    samples: int  # samples of the epoch's global order that have been used
-    global_batch: int  # samples of an optimizer step
-    batch_size: int  # samples per rank and micro-step, as set in the job
-    accumulate: int  # micro-steps per optimizer step, as set in the job
-    world_size: int  # ranks
-    seed: int  # seed of the current epoch's order
-    length: int  # samples in the dataset
-    order: int = ORDER_VERSION  # version of the order
-    stream: Mapping[str, Any] | None = (
-        None  # further state of a stream in the middle of an epoch, as JSON values
-    )
+    # optimizer steps done
+    step: int
+    # current epoch, from 0
+    epoch: int
+    # samples of the epoch's global order that have been used
+    samples: int
+    # samples of an optimizer step
+    global_batch: int
+    # samples per rank and micro-step, as set in the job
+    batch_size: int
+    # micro-steps per optimizer step, as set in the job
+    accumulate: int
+    # ranks
+    world_size: int
+    # seed of the current epoch's order
+    seed: int
+    # samples in the dataset
+    length: int
+    # version of the order
+    order: int = ORDER_VERSION
+    # further state of a stream in the middle of an epoch, as JSON values
+    stream: Mapping[str, Any] | None = None
 
     @property
     def position(self) -> Position:
@@ -111,7 +120,9 @@ def seed_difference(saved: DataState, seed: int) -> Iterator[str]:
 class MicroBatch:
     """Samples of one forward and backward pass on this rank."""
 
-    count: int  # samples that count; 0 for one placeholder sample, with which the rank takes part in collectives
+    # samples that count; 0 for one placeholder sample, with which the rank takes part in
+    # collectives
+    count: int
 
     @property
     def samples(self) -> int:
@@ -123,10 +134,10 @@ class MicroBatch:
 class GlobalBatch:
     """Samples of one optimizer step."""
 
-    samples: int  # samples of all ranks
-    micro_batches: tuple[
-        MicroBatch, ...
-    ]  # this rank's micro-batches: at least one, and the same number on every rank
+    # samples of all ranks
+    samples: int
+    # this rank's micro-batches: at least one, and the same number on every rank
+    micro_batches: tuple[MicroBatch, ...]
 
 
 def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> GlobalBatch:
@@ -134,9 +145,9 @@ def plan_rank_batches(samples: int, rank: int, size: int, batch_size: int) -> Gl
     own = len(range(rank, samples, size))
     micro_steps = micro_step_count(samples, size, batch_size)
     least, more = divmod(own, micro_steps)
-    return GlobalBatch(
-        samples, tuple(MicroBatch(least + (index < more)) for index in range(micro_steps))
-    )
+    # The first micro-batches take the samples that remain.
+    counts = [least + (index < more) for index in range(micro_steps)]
+    return GlobalBatch(samples, tuple(map(MicroBatch, counts)))
 
 
 def micro_step_count(samples: int, size: int, batch_size: int) -> int:

@@ -31,7 +31,8 @@ class ServedTask:
         if isinstance(payload, bytes):
             message = "send application/json, application/x-npy or an image: only predict_input() takes others"
             raise ValueError(message)  # noqa: TRY004 (a 4xx)
-        if hasattr(payload, "getbands"):  # a PIL image
+        if hasattr(payload, "getbands"):
+            # A PIL image.
             return _image(payload)
         if isinstance(payload, Mapping):
             names = [name for name in _WRAPPERS if name in payload]
@@ -68,26 +69,23 @@ def _tensor(value: Any, name: str) -> torch.Tensor:
     if array.dtype.kind not in _NUMBERS:
         raise ValueError(f"{name}: expected numbers, got {_kind(value)}")
     if array.ndim == 0 or array.size == 0:
-        raise ValueError(
-            f"{name}: expected samples, got {'none' if array.ndim else 'a single number'}"
-        )
+        got = "none" if array.ndim else "a single number"
+        raise ValueError(f"{name}: expected samples, got {got}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise ValueError(f"{name} has numbers that are not finite")
     if array.dtype == np.uint64 or array.dtype.itemsize > np.dtype(np.int64).itemsize:
         raise ValueError(f"{name}: its numbers of type {array.dtype} are too large")
     native = array.dtype.newbyteorder("=")
-    return torch.from_numpy(
-        np.array(array, dtype=native)
-    )  # a copy: torch needs one that it may write to
+    # A copy, because torch needs one that it may write to.
+    return torch.from_numpy(np.array(array, dtype=native))
 
 
 def _kind(value: Any) -> str:
     """Return the kind of the first part that is no number."""
     while isinstance(value, Sequence) and not isinstance(value, str) and value:
         value = next((part for part in value if not isinstance(part, int | float)), value[0])
-    return {"str": "text", "NoneType": "null", "dict": "an object"}.get(
-        type(value).__name__, type(value).__name__
-    )
+    kind = type(value).__name__
+    return {"str": "text", "NoneType": "null", "dict": "an object"}.get(kind, kind)
 
 
 def _image(image: Any) -> torch.Tensor:
@@ -96,11 +94,10 @@ def _image(image: Any) -> torch.Tensor:
     if image.mode not in ("L", "RGB"):
         image = image.convert("RGB")
     pixels = torch.from_numpy(np.array(image)).float().div_(255)
-    return (
-        pixels.unsqueeze(0).unsqueeze(0)
-        if pixels.ndim == 2  # noqa: PLR2004
-        else pixels.permute(2, 0, 1).unsqueeze(0)
-    )
+    # [H, W] of a gray image, [H, W, C] of one in colours.
+    if pixels.ndim == 2:  # noqa: PLR2004
+        return pixels.unsqueeze(0).unsqueeze(0)
+    return pixels.permute(2, 0, 1).unsqueeze(0)
 
 
 def row_count(tensors: Any) -> int:
@@ -136,9 +133,11 @@ def join(inputs: Sequence[Any]) -> Any:
     """Return inputs of one signature as one, with the samples of all."""
     if len(inputs) == 1:
         return inputs[0]
-    return tree_map(
-        lambda *parts: torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0], *inputs
-    )
+
+    def joined(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+
+    return tree_map(joined, *inputs)
 
 
 def repeat(inputs: Any, times: int) -> Any:

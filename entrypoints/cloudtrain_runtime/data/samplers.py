@@ -97,14 +97,18 @@ class GlobalOrderSampler(Sampler[list[int]]):
         self.global_size, _ = resolve_global_batch(None, batch_size, accumulate, self.world_size)
         self.position = Position()
         self._order = order
-        self._seeds: dict[int, int] = {}  # seed of the epoch that began with another seed
+        # Seeds of the epochs that began with another seed.
+        self._seeds: dict[int, int] = {}
 
     @property
     def smallest_batch(self) -> int:
         """Samples in the smallest forward pass of an epoch, on any rank."""
         rest = self.length % self.global_size
-        steps = [self.global_size] if self.length >= self.global_size else []
-        steps += [rest] if rest and not self.drop_last else []
+        steps = []
+        if self.length >= self.global_size:
+            steps.append(self.global_size)
+        if rest and not self.drop_last:
+            steps.append(rest)
         # The last rank has the fewest samples, and the fewest of them in its last micro-batch.
         last = self.world_size - 1
         plans = [plan_rank_batches(each, last, self.world_size, self.batch_size) for each in steps]
@@ -112,10 +116,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         full, rest = divmod(self.length - self.position.samples, self.global_size)
-        return sum(
-            count * micro_step_count(samples, self.world_size, self.batch_size)
-            for count, samples in ((full, self.global_size), (1, 0 if self.drop_last else rest))
-        )
+        of_full = full * micro_step_count(self.global_size, self.world_size, self.batch_size)
+        of_rest = micro_step_count(rest, self.world_size, self.batch_size)
+        return of_full if self.drop_last else of_full + of_rest
 
     def __iter__(self) -> Iterator[list[int]]:
         # The start is fixed now, not when a loader requests the first batch.
@@ -140,11 +143,9 @@ class GlobalOrderSampler(Sampler[list[int]]):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps of a full epoch."""
-        return (
-            self.length // self.global_size
-            if self.drop_last
-            else ceil_div(self.length, self.global_size)
-        )
+        if self.drop_last:
+            return self.length // self.global_size
+        return ceil_div(self.length, self.global_size)
 
     @property
     def epoch(self) -> int:
@@ -234,7 +235,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def _has_step_after(self, samples: int) -> bool:
         """Return whether the samples of an epoch are enough for another step after some of them."""
-        return samples + (self.global_size if self.drop_last else 1) <= self.length
+        least = self.global_size if self.drop_last else 1
+        return samples + least <= self.length
 
     def seed_of(self, epoch: int) -> int:
         """Return the seed of an epoch's order."""
@@ -251,9 +253,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
         plan = self._plan(self.global_size)
         full, rest = divmod(self.length - start, self.global_size)
         end = start + full * self.global_size
-        stride = self.global_size * max(
-            1, _CHUNK // sum(micro.samples for micro in plan.micro_batches)
-        )
+        own_samples = sum(micro.samples for micro in plan.micro_batches)
+        stride = self.global_size * max(1, _CHUNK // own_samples)
         for first in range(start, end, stride):
             firsts = torch.arange(first, min(first + stride, end), self.global_size)
             yield from _cut(rows_of(self._samples(order, firsts, plan)), plan)
@@ -263,7 +264,8 @@ class GlobalOrderSampler(Sampler[list[int]]):
 
     def _samples(self, order: Order, firsts: torch.Tensor, plan: GlobalBatch) -> torch.Tensor:
         """Return this rank's samples [global batch, sample] of the global batches that start at `firsts`."""
-        # If a rank has fewer samples than micro-steps, the first sample of the batch is the placeholder.
+        # If a rank has fewer samples than micro-steps, the first sample of the batch is the
+        # placeholder.
         placeholders = [0] * sum(micro.count == 0 for micro in plan.micro_batches)
         own = torch.tensor([*range(self.rank, plan.samples, self.world_size), *placeholders])
         return order.at(firsts[:, None] + own)

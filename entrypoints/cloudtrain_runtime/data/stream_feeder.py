@@ -50,10 +50,14 @@ StreamSource = FileSource | IterableSource
 class _ReadBatch(NamedTuple):
     """A micro-batch from a reader."""
 
-    batch: Any  # collated
-    samples: int  # 0 for a placeholder
-    marks: Any  # position of the source after it
-    role: int  # index of the reader among the rank's readers
+    # collated
+    batch: Any
+    # 0 for a placeholder
+    samples: int
+    # position of the source after it
+    marks: Any
+    # index of the reader among the rank's readers
+    role: int
 
 
 class _MicroBatchReader(IterableDataset[_ReadBatch]):
@@ -77,8 +81,11 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
         seed: int,
         is_alone: bool,
     ) -> None:
-        self._source, self._collate, self._counts = source, collate, counts
-        self._start, self._seed = start, seed
+        self._source = source
+        self._collate = collate
+        self._counts = counts
+        self._start = start
+        self._seed = seed
         self._is_alone = is_alone
         # Shared memory, because workers live for many epochs.
         self.epoch = torch.tensor([start[0]]).share_memory_()  # type: ignore[no-untyped-call]
@@ -86,15 +93,17 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
     def __iter__(self) -> Iterator[_ReadBatch]:
         worker = get_worker_info()
         index, roles = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        epoch, (entered, seed, turn) = int(self.epoch), self._start
+        epoch = int(self.epoch)
+        entered, seed, turn = self._start
         if epoch != entered:
             self._source.restart()
-            seed, turn = self._seed, 0
-        # The loader takes batches from workers in turn; after a resume the first worker continues with the next role.
+            seed = self._seed
+            turn = 0
+        # The loader takes batches from workers in turn; after a resume the first worker continues
+        # with the next role.
         role = (index + turn) % roles
-        return self._reads(
-            self._source.open(seed, epoch, role, roles), (seed, epoch), index, role, roles
-        )
+        opened = self._source.open(seed, epoch, role, roles)
+        return self._reads(opened, (seed, epoch), index, role, roles)
 
     def _reads(
         self, opened: Any, epoch: tuple[int, int], index: int, role: int, roles: int
@@ -108,13 +117,14 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
                     break
                 batch = self._collate(samples)
             last = samples[-1:]
-            yield _ReadBatch(batch, len(samples), opened.marks(), role)
-        if not self._is_alone:
-            with IsolatedRandomState(random_number(*epoch, role) >> 1):
-                last = last or opened.any_sample()
-                placeholder = self._collate(last) if last else None
-            if last:
-                yield _ReadBatch(placeholder, 0, None, role)
+            yield _ReadBatch(batch=batch, samples=len(samples), marks=opened.marks(), role=role)
+        if self._is_alone:
+            return
+        with IsolatedRandomState(random_number(*epoch, role) >> 1):
+            last = last or opened.any_sample()
+            placeholder = self._collate(last) if last else None
+        if last:
+            yield _ReadBatch(batch=placeholder, samples=0, marks=None, role=role)
 
 
 class StreamFeeder:
@@ -140,7 +150,10 @@ class StreamFeeder:
     def __init__(
         self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading
     ) -> None:
-        self._source, self._context, self._share, self._loading = source, context, share, loading
+        self._source = source
+        self._context = context
+        self._share = share
+        self._loading = loading
         self._workers = loading.workers or 0
         self._epoch_seed = loading.seed
         self.position = Position()
@@ -170,11 +183,9 @@ class StreamFeeder:
         self._ahead = self._read_ahead()
         if not self._is_step(self._ahead):
             if self.position.samples == 0:
-                few = (
-                    "fewer samples than a step (train.drop_last)"
-                    if self._loading.drop_last
-                    else "no samples"
-                )
+                few = "no samples"
+                if self._loading.drop_last:
+                    few = "fewer samples than a step (train.drop_last)"
                 raise TaskError(f"the iterable dataset has {few}")
             # The run was interrupted after the last sample of the epoch.
             self.restart(Position(self.position.step, self.position.epoch + 1, 0))
@@ -185,13 +196,16 @@ class StreamFeeder:
             plan = self._plan(present)
             self._queue.extend(read.batch for read in present.reads)
             self._queue.extend(self._placeholder for micro in plan.micro_batches if not micro.count)
-            self._present, self._ahead = present, self._read_ahead()
+            ahead = self._read_ahead()
+            self._present = present
+            self._ahead = ahead
             yield Step(plan, conveyor)
 
     def _enter(self) -> None:
         self._queue.clear()
         self._placeholder = NO_BATCH
-        at, share = self.position, self._share
+        at = self.position
+        share = self._share
         if at.samples or self._reader is None:
             own = plan_rank_batches(
                 self.global_size, share.rank, share.size, self._loading.batch_size
@@ -199,7 +213,8 @@ class StreamFeeder:
             self._reader = _MicroBatchReader(
                 self._source,
                 self._loading.collate,
-                # A rank without a share of a small global batch reads one sample nevertheless, or it would never end.
+                # A rank without a share of a small global batch reads one sample nevertheless, or
+                # it would never end.
                 [micro.samples for micro in own],
                 (at.epoch, self._epoch_seed, self._turn),
                 seed=self._loading.seed,
@@ -228,11 +243,9 @@ class StreamFeeder:
                 self._placeholder = read.batch
         has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
         totals = torch.tensor([sum(read.samples for read in reads), *has])
-        work = (
-            dist.all_reduce(totals, group=self._group, async_op=True)
-            if self._group is not None
-            else None
-        )
+        work = None
+        if self._group is not None:
+            work = dist.all_reduce(totals, group=self._group, async_op=True)
         return _PendingStep(reads, totals, work)
 
     def _samples_of(self, step: _PendingStep) -> int:
@@ -242,7 +255,8 @@ class StreamFeeder:
         return int(step.totals[0]) * self._share.size // self._context.world_size
 
     def _is_step(self, step: _PendingStep) -> bool:
-        return self._samples_of(step) >= (self.global_size if self._loading.drop_last else 1)
+        least = self.global_size if self._loading.drop_last else 1
+        return self._samples_of(step) >= least
 
     def _plan(self, step: _PendingStep) -> GlobalBatch:
         micro_steps = int(step.totals[1:].count_nonzero())
@@ -251,7 +265,9 @@ class StreamFeeder:
 
     def advance(self) -> None:
         """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
-        present, ahead, at = self._present, self._ahead, self.position
+        present = self._present
+        ahead = self._ahead
+        at = self.position
         if present is None or ahead is None:
             raise RuntimeError("advance() must be called after a step of epoch()")
         if not self._is_step(ahead):
@@ -266,11 +282,15 @@ class StreamFeeder:
         """Move to the start of an epoch."""
         self.position = position
         self._source.restart()
-        self._turn, self._epoch_seed = 0, self._loading.seed
+        self._turn = 0
+        self._epoch_seed = self._loading.seed
         self._present = None
 
     def state(self) -> DataState:
         """Return the state for a checkpoint. All ranks call this together."""
+        stream: dict[str, Any] = {"version": _VERSION}
+        if self.position.samples:
+            stream = self._stream_state()
         return DataState(
             **asdict(self.position),
             global_batch=self.global_size,
@@ -279,7 +299,7 @@ class StreamFeeder:
             world_size=self._share.size,
             seed=self._epoch_seed,
             length=0,
-            stream=self._stream_state() if self.position.samples else {"version": _VERSION},
+            stream=stream,
         )
 
     def _stream_state(self) -> dict[str, Any]:
