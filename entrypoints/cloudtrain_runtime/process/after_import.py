@@ -40,7 +40,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> ModuleSpec | None:
         """Ask all other finders in their order: a job or its tools may hook into the same module."""
         for finder in list(sys.meta_path):
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if finder is self:
+                continue
+            spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 return spec
         return None

@@ -37,7 +37,8 @@ def read_run_config(environ: Mapping[str, str]) -> RunConfig | None:
     config = _read_shared_config(environ)
     if config is None or not config.searched:
         return config
-    path, name = ml_tree(environ).config / "hyperparameters.json", trial_name(environ)
+    path = ml_tree(environ).config / "hyperparameters.json"
+    name = trial_name(environ)
     if not name:
         raise JobError(
             "a trial of a tuning job needs TRAINING_JOB_NAME, which SageMaker sets", is_common=True
@@ -58,9 +59,8 @@ def _read_shared_config(environ: Mapping[str, str]) -> RunConfig | None:
 
 def trial_name(environ: Mapping[str, str]) -> str:
     """Return the name of this training job, which SageMaker puts into the container's environment, or an empty text."""
-    return (
-        environ.get("TRAINING_JOB_NAME") or environ.get("TRAINING_JOB_ARN", "").rpartition("/")[2]
-    )
+    of_arn = environ.get("TRAINING_JOB_ARN", "").rpartition("/")[2]
+    return environ.get("TRAINING_JOB_NAME") or of_arn
 
 
 def is_toolkit_trial(environ: Mapping[str, str]) -> bool:
@@ -69,20 +69,17 @@ def is_toolkit_trial(environ: Mapping[str, str]) -> bool:
     cloudtrain's own launcher gives torchrun the run id, which torchrun passes on.
     """
     config = _read_shared_config(environ)
-    return (
-        config is not None
-        and bool(config.searched)
-        and environ.get("TORCHELASTIC_RUN_ID") != trial_name(environ)
-    )
+    if config is None or not config.searched:
+        return False
+    return environ.get("TORCHELASTIC_RUN_ID") != trial_name(environ)
 
 
 def include_variables(tree: MlTree, environ: Mapping[str, str]) -> dict[str, str]:
     """Return PYTHONPATH with the folders of `code.include` in front; nothing if the bundle has none."""
     if not tree.include.is_dir():
         return {}
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(tree.include), environ.get("PYTHONPATH"))))
-    }
+    folders = (str(tree.include), environ.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def is_mpirun_rank(environ: Mapping[str, str]) -> bool:

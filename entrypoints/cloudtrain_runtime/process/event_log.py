@@ -49,7 +49,9 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        return float(f"{value:.6g}") if abs(value) < _EXACT_FROM else round(value, 3)
+        if abs(value) < _EXACT_FROM:
+            return float(f"{value:.6g}")
+        return round(value, 3)
     if isinstance(value, dict):
         return {name: _json_value(part) for name, part in value.items()}
     return redact(value) if isinstance(value, str) else value

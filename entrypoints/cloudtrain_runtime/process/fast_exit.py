@@ -47,11 +47,13 @@ def exit_process(exit_code: int) -> NoReturn:
     """
     _state.exit_code = exit_code
     ctypes.pythonapi.Py_Exit(exit_code)
-    raise SystemExit(exit_code)  # not reached: Py_Exit does not return
+    # Not reached: Py_Exit does not return.
+    raise SystemExit(exit_code)
 
 
 def _end() -> None:
-    if _state.exit_code is None:  # the process ends in another way
+    if _state.exit_code is None:
+        # The process ends in another way.
         return
     for child in multiprocessing.active_children():
         if child.daemon:

@@ -52,19 +52,26 @@ _PHASE, _STEP, _LAST, _SLOWEST, _LEFT = range(4, 9)
 class Heartbeat:
     """The content of a rank's heartbeat file."""
 
-    local_rank: int  # index among the ranks of this host
-    pid: int  # the rank's process
+    # index among the ranks of this host
+    local_rank: int
+    # the rank's process
+    pid: int
     # start time of the process in the kernel's ticks, which distinguishes it from a later process with the same number;
     # 0 if unknown
     born: int
-    rank: int  # index among all ranks
-    main_thread: int  # identifier of its main thread, as in faulthandler's output
+    # index among all ranks
+    rank: int
+    # identifier of its main thread, as in faulthandler's output
+    main_thread: int
     phase: Phase
-    step: int  # the last step that the rank reported
+    # the last step that the rank reported
+    step: int
     # time of the last tick on the host's monotonic clock; it changes with each tick
     last_nanoseconds: int
-    slowest_nanoseconds: int  # longest time between two ticks
-    left_nanoseconds: int = 0  # when the rank has left, on the same clock; 0 before
+    # longest time between two ticks
+    slowest_nanoseconds: int
+    # when the rank has left, on the same clock; 0 before
+    left_nanoseconds: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -145,8 +152,9 @@ class _HeartbeatFile:
         self._stacks: IO[bytes] = stacks_file(folder, local_rank).open("ab", buffering=0)
         faulthandler.register(DUMP_SIGNAL, file=self._stacks, all_threads=True)
         path = folder / f"{_PULSE}{local_rank}"
-        # A new file each time: an earlier process of this rank may still have the old one mapped. Its bytes are written
-        # before they are mapped: a store to a hole in a file on a full disk would kill this process.
+        # A new file each time: an earlier process of this rank may still have the old one mapped.
+        # Its bytes are written before they are mapped: a store to a hole in a file on a full disk
+        # would kill this process.
         fresh = folder / f".{path.name}-{pid}"
         fresh.write_bytes(content)
         with fresh.open("r+b") as file:
@@ -162,7 +170,8 @@ class _HeartbeatFile:
         return self._numbers[_STEP]
 
     def tick(self, step: int) -> None:
-        now, numbers = time.monotonic_ns(), self._numbers
+        now = time.monotonic_ns()
+        numbers = self._numbers
         if self._last and now - self._last > self._slowest:
             self._slowest = numbers[_SLOWEST] = now - self._last
         self._last = numbers[_LAST] = now
@@ -170,7 +179,8 @@ class _HeartbeatFile:
         numbers[_PHASE] = 1
 
     def enter(self, phase: Phase) -> None:
-        self._last = 0  # the time until the next tick does not count as a step
+        # With 0, the time until the next tick does not count as a step.
+        self._last = 0
         if phase is Phase.LEFT:
             self._numbers[_LEFT] = time.monotonic_ns()
         self._numbers[_PHASE] = phase
@@ -186,17 +196,26 @@ def read_heartbeats(folder: Path) -> list[Heartbeat]:
         for path in folder.glob(f"{_PULSE}*")
         if not path.suffix
     ]
-    return [
-        pulse
-        for local_rank, path in sorted(found)
-        if (pulse := _read(local_rank, path)) is not None
-    ]
+    pulses = [_read(local_rank, path) for local_rank, path in sorted(found)]
+    return [pulse for pulse in pulses if pulse is not None]
 
 
 def _read(local_rank: int, path: Path) -> Heartbeat | None:
     try:
-        pid, born, rank, main_thread, phase, *counts = _FORM.unpack(path.read_bytes())
-        return Heartbeat(local_rank, pid, born, rank, main_thread, Phase(phase), *counts)
+        pid, born, rank, main_thread, *numbers = _FORM.unpack(path.read_bytes())
+        phase, step, last, slowest, left = numbers
+        return Heartbeat(
+            local_rank=local_rank,
+            pid=pid,
+            born=born,
+            rank=rank,
+            main_thread=main_thread,
+            phase=Phase(phase),
+            step=step,
+            last_nanoseconds=last,
+            slowest_nanoseconds=slowest,
+            left_nanoseconds=left,
+        )
     except (OSError, ValueError, struct.error):
         return None
 
@@ -210,9 +229,12 @@ def stacks_file(folder: Path, local_rank: int) -> Path:
 class ProcessState:
     """State of a process in the kernel: R running, S sleeping, D in an uninterruptible call, T stopped, Z zombie."""
 
-    letter: str  # the state; `?` if unknown
-    parent: int = 0  # process id of its parent; 0 if unknown
-    born: int = 0  # start time in the kernel's ticks; 0 if unknown
+    # the state; `?` if unknown
+    letter: str
+    # process id of its parent; 0 if unknown
+    parent: int = 0
+    # start time in the kernel's ticks; 0 if unknown
+    born: int = 0
 
 
 def process_state(pid: int) -> ProcessState | None:

@@ -34,7 +34,8 @@ class OutliveStopSignal:
         self._own = own
         self._acting = acting
         self._is_ending = _shared_flag()
-        weakref.finalize(self, self._is_ending.fill_, 1)  # also when this process exits
+        # This also runs when this process exits.
+        weakref.finalize(self, self._is_ending.fill_, 1)
 
     def end(self) -> None:
         """Let the workers obey the signal from now on."""

@@ -82,24 +82,35 @@ class _PrefixedStream(io.RawIOBase):
             self._is_bar = False
         if self._is_bar or piece.endswith(b"\r"):
             return self._prefix_bar(piece)
-        begins, self._is_at_start = self._is_at_start, piece.endswith(b"\n")
-        return (
-            self._prefix + piece
-            if begins and piece != b"\n" and not piece.startswith(_PREFIXED)
-            else piece
-        )
+        begins = self._is_at_start
+        self._is_at_start = piece.endswith(b"\n")
+        if not begins or piece == b"\n" or piece.startswith(_PREFIXED):
+            return piece
+        return self._prefix + piece
 
     def _prefix_bar(self, piece: bytes) -> bytes:
         """Return the bar's present state as a part of the log that ends, or nothing when it is known already."""
-        if not self._is_at_start:  # text before the first carriage return, which has its prefix
+        if not self._is_at_start:
+            # The text before the first carriage return has its prefix already.
             self._is_bar = self._is_at_start = True
             return piece
-        text, is_last = piece.rstrip(b"\r\n"), piece.endswith(b"\n")
-        state = (self._bar + text)[-_BAR_BYTES:] if text else self._unended if is_last else b""
-        self._is_bar, self._bar = not is_last, b"" if piece.endswith((b"\r", b"\n")) else state
+        text = piece.rstrip(b"\r\n")
+        is_last = piece.endswith(b"\n")
+        state = b""
+        if text:
+            state = (self._bar + text)[-_BAR_BYTES:]
+        elif is_last:
+            # The newline ends the last state, which was written with a carriage return.
+            state = self._unended
+        self._is_bar = not is_last
+        self._bar = b"" if piece.endswith((b"\r", b"\n")) else state
         if not state.strip():
             return b""
         now = time.monotonic()
         ends = is_last or now - self._line_time >= _BAR_SECONDS
-        self._line_time, self._unended = (now, b"") if ends else (self._line_time, state)
-        return self._prefix + state + (b"\n" if ends else b"\r")
+        if not ends:
+            self._unended = state
+            return self._prefix + state + b"\r"
+        self._line_time = now
+        self._unended = b""
+        return self._prefix + state + b"\n"

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    HashStore,
-)  # documented in torch.distributed, where torch 2.5 lacks it
+
+# torch.distributed documents it, but lacks it in torch 2.5.
+from torch._C._distributed_c10d import HashStore
 
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.run_context import Context
@@ -29,7 +29,8 @@ _START_SECONDS = 1800
 _LISTENER_SECONDS = 30.0
 """How long a rank polls for the store of rank 0. After that torch connects with its own back-off and timeout."""
 
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.002, 0.05
+_FIRST_PAUSE_SECONDS = 0.002
+_MAX_PAUSE_SECONDS = 0.05
 
 _PACE_SECONDS = 0.05
 """Minimum time between two messages: on busy cores each costs half a millisecond."""
@@ -51,16 +52,16 @@ def join_ranks(context: Context) -> None:
     # CPU tensors (flags, gathered objects, checkpoint plans) always use Gloo.
     backend = "gloo" if context.backend == "gloo" else f"cpu:gloo,cuda:{context.backend}"
     timeout = timedelta(seconds=_START_SECONDS)
-    if context.world_size > 1:
-        if context.rank > 0:
-            wait_for_listener(
-                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LISTENER_SECONDS
-            )
-        dist.init_process_group(
-            backend, rank=context.rank, world_size=context.world_size, timeout=timeout
-        )
-    else:
+    if context.world_size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        return
+    if context.rank > 0:
+        wait_for_listener(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _LISTENER_SECONDS
+        )
+    dist.init_process_group(
+        backend, rank=context.rank, world_size=context.world_size, timeout=timeout
+    )
 
 
 def wait_for_listener(host: str, port: int, timeout_seconds: float) -> bool:
@@ -70,11 +71,13 @@ def wait_for_listener(host: str, port: int, timeout_seconds: float) -> bool:
     retries after 0.4 to 0.8 s (measured with torch 2.13). Forked workers connect within milliseconds of each other, so
     half of all starts and restarts would incur that delay.
     """
-    deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
+    deadline = time.monotonic() + timeout_seconds
+    pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
             socket.create_connection((host, port), timeout=1.0).close()
-        except OSError:  # refused, or a host name that does not resolve yet
+        except OSError:
+            # The host refuses the connection, or its name does not resolve yet.
             if time.monotonic() + pause >= deadline:
                 return False
             time.sleep(pause)
@@ -108,7 +111,8 @@ def gather(value: Any, context: Context, group: dist.ProcessGroup | None = None)
 class Row:
     """Numbers of this rank that are exchanged with all other ranks."""
 
-    numbers: Sequence[float]  # as many as `Agreement` was created with, on each rank
+    # as many as `Agreement` was created with, on each rank
+    numbers: Sequence[float]
     # callback that receives the rows of all ranks in rank order; called on every rank
     take: Callable[[list[list[float]]], None]
 
@@ -133,7 +137,8 @@ class Agreement:
         self._pending: tuple[torch.Tensor, dist.Work, Row | None] | None = None
         self._flags_seen = self._silent
         self._asked_at = time.monotonic()
-        self._boundaries = 0  # since the last message
+        # The number of boundaries since the last message.
+        self._boundaries = 0
         self._every = 1
 
     def at_boundary(
@@ -156,11 +161,15 @@ class Agreement:
             now = time.monotonic()
             seconds = (now - self._asked_at) / self._boundaries
             proposed = min(_MAX_BOUNDARIES, max(1, int(_PACE_SECONDS / max(seconds, 1e-9))))
-            self._asked_at, self._boundaries = now, 0
-            self._send((*ask(), proposed, *(self._no_numbers if row is None else row.numbers)), row)
+            self._asked_at = now
+            self._boundaries = 0
+            flags = ask()
+            numbers = self._no_numbers if row is None else row.numbers
+            self._send((*flags, proposed, *numbers), row)
             if row is not None and self._every == 1:
                 self.poll()
-        seen, self._flags_seen = self._flags_seen, self._silent
+        seen = self._flags_seen
+        self._flags_seen = self._silent
         return seen
 
     def poll(self, *, wait: bool = True) -> None:
@@ -177,7 +186,8 @@ class Agreement:
         self._flags_seen = tuple(
             before or any(of) for before, *of in zip(self._flags_seen, *rows, strict=False)
         )
-        # The mean of the intervals that the ranks propose. The sum of integers is exact, so all ranks compute the same.
+        # The mean of the intervals that the ranks propose. The sum of integers is exact, so all
+        # ranks compute the same.
         self._every = max(1, round(sum(each[flags] for each in rows) / self._size))
         if row is not None:
             row.take([each[flags + 1 :] for each in rows])

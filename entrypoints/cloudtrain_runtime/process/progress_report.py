@@ -60,9 +60,8 @@ class MetricBuffer:
     """Keeps the newest value of each metric with its step, until they are printed. Threads may share it."""
 
     def __init__(self) -> None:
-        self._records: deque[tuple[int, int | None, Mapping[str, Any]]] = (
-            deque()
-        )  # its methods are atomic
+        # Its methods are atomic.
+        self._records: deque[tuple[int, int | None, Mapping[str, Any]]] = deque()
         self._printing = threading.Lock()
         self._values: dict[str, tuple[int, Any]] = {}
         self._step: int | None = None
@@ -85,15 +84,20 @@ class MetricBuffer:
         """Print what has been recorded since the last call, one line per step."""
         with self._printing:
             self._collect()
-            values, self._values = self._values, {}
-            by_step: dict[int, dict[str, float]] = {} if self._step is None else {self._step: {}}
+            values = self._values
+            self._values = {}
+            by_step: dict[int, dict[str, float]] = {}
+            if self._step is not None:
+                # The newest step is printed also if it has no values.
+                by_step[self._step] = {}
             self._step = None
             for name, (step, value) in values.items():
                 by_step.setdefault(step, {})[name] = float(value)
             total = {} if self._total is None else {"total_steps": self._total}
             for step, found in sorted(by_step.items()):
                 loss = {"loss": found.pop("loss")} if "loss" in found else {}
-                emit("step", step=step, **total, **loss, **({"metrics": found} if found else {}))
+                others = {"metrics": found} if found else {}
+                emit("step", step=step, **total, **loss, **others)
                 self._lines += 1
 
     def _collect(self) -> None:
@@ -101,7 +105,8 @@ class MetricBuffer:
         while self._records:
             self._step, total, metrics = self._records.popleft()
             self._values.update({name: (self._step, value) for name, value in metrics.items()})
-            self._total = self._total if total is None else total
+            if total is not None:
+                self._total = total
 
 
 def _print_forever(buffer: MetricBuffer) -> None:
@@ -134,17 +139,15 @@ def _checked(name: str, value: Any) -> Any:
             raise ValueError(f"report: {name} is too large for a float") from None
     detach = getattr(value, "detach", None)
     if detach is not None and value.numel() == 1:
-        return detach().clone()  # the caller may change the tensor in place
-    if (
-        detach is None
-        and not isinstance(value, str)
-        and hasattr(value, "__float__")
-        and getattr(value, "size", 1) == 1
-    ):
+        # The caller may change the tensor in place.
+        return detach().clone()
+    # A number of NumPy, for example, whose texts have `__float__`, too.
+    is_number = hasattr(value, "__float__") and not isinstance(value, str)
+    if detach is None and is_number and getattr(value, "size", 1) == 1:
         return float(value)
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     raise TypeError(
-        f"report: {name} must be a number or a tensor with one element, got {type(value).__name__}"
-        + (f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else "")
+        f"report: {name} must be a number or a tensor with one element, got {type(value).__name__}{shape}"
     )
 
 

@@ -42,7 +42,8 @@ class Rehearsal:
         self._last = int(environ.get(REHEARSAL_LAST_VARIABLE) or 0)
         self._hold = int(environ.get(REHEARSAL_HOLD_VARIABLE) or 0)
         self._records = bool(environ.get(REHEARSAL_SAMPLES_VARIABLE))
-        self._folder, self._rank = ml_tree(environ).rehearsal, rank
+        self._folder = ml_tree(environ).rehearsal
+        self._rank = rank
         self._samples: list[str] = []
         self.is_on = bool(self._last or self._hold or self._records)
         if self.is_on:
@@ -76,9 +77,9 @@ class Rehearsal:
 
     def watching(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Return the steps of a feeder, whose samples are noted when they are used, if samples are recorded."""
-        return (
-            (replace(step, batches=self._noted(step)) for step in steps) if self._records else steps
-        )
+        if not self._records:
+            return steps
+        return (replace(step, batches=self._noted(step)) for step in steps)
 
     def _noted(self, step: Any) -> Iterator[Any]:
         for micro, batch in step:
@@ -117,14 +118,10 @@ def digests(batch: Any, count: int) -> list[str]:
     rows = {len(each) if each.dim() else -1 for each in tensors}
     if len(tensors) == len(leaves) and len(rows) == 1 and min(rows) >= count:
         return [_digest([_bytes(each[row]) for each in tensors]) for row in range(count)]
-    return [
-        _digest(
-            [
-                _bytes(each) if isinstance(each, torch.Tensor) else repr(each).encode()
-                for each in leaves
-            ]
-        )
+    parts = [
+        _bytes(each) if isinstance(each, torch.Tensor) else repr(each).encode() for each in leaves
     ]
+    return [_digest(parts)]
 
 
 def _bytes(tensor: Any) -> bytes:
@@ -132,10 +129,10 @@ def _bytes(tensor: Any) -> bytes:
 
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return repr(tensor).encode()
+    if not tensor.numel():
+        return b""
     # View as bytes: NumPy has no bfloat16.
-    return (
-        bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
-    )
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _digest(parts: list[bytes]) -> str:

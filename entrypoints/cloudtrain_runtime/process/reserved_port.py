@@ -24,12 +24,8 @@ def reserve_master_port(environ: Mapping[str, str]) -> None:
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", int(environ["MASTER_PORT"])))
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        KeyError,
-    ):  # torch reports a port that it cannot use
+    except (OSError, ValueError, OverflowError, KeyError):
+        # torch itself reports a port that it cannot use.
         held.close()
     else:
         _reserved.append(held)

@@ -119,11 +119,14 @@ def read_context(environ: Mapping[str, str]) -> Context:
     hosts = tuple(sort_hosts(load_json(environ.get("SM_HOSTS", "[]")) or ["localhost"]))
     local_rank = int(environ.get("LOCAL_RANK", "0"))
     local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+    distribution = ""
     # Local runs use torch's own backends in place of SMDDP.
-    distribution = config.distribution if config and ML_ROOT_VARIABLE not in environ else ""
+    if config and ML_ROOT_VARIABLE not in environ:
+        distribution = config.distribution
     device, backend = choose_device(local_rank, local_world_size, distribution, environ)
     if config and config.cuda_on_cpu:
-        device, backend = torch.device("cpu"), "gloo"
+        device = torch.device("cpu")
+        backend = "gloo"
     named = load_json(environ.get("SM_CHANNELS", "[]"))
     return Context(
         run=config.run if config else "",
@@ -163,4 +166,6 @@ def choose_device(
     device = torch.device("cuda", local_rank % gpus)
     if is_gpu_shared(local_world_size, gpus, environ):
         return device, "gloo"
-    return device, "smddp" if distribution in ("pytorchddp", "smdistributed") else "nccl"
+    if distribution in ("pytorchddp", "smdistributed"):
+        return device, "smddp"
+    return device, "nccl"

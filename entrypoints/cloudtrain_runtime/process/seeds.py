@@ -12,7 +12,9 @@ import torch
 
 _WORD = 2**64 - 1
 # splitmix64: G. Steele, D. Lea, C. Flood, Fast splittable pseudorandom number generators, 2014.
-_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 
 
 def seed_everything(seed: int) -> None:
@@ -67,10 +69,12 @@ class IsolatedRandomState:
 
 
 def _states() -> tuple[Any, ...]:
-    # NumPy's bit generator is exchanged as one object: copying its state would take longer than everything else. A
-    # process that has not imported NumPy has drawn nothing from it.
+    # NumPy's bit generator is exchanged as one object: copying its state would take longer than
+    # everything else. A process that has not imported NumPy has drawn nothing from it.
     numpy = sys.modules.get("numpy")
-    own = numpy.random.get_bit_generator() if numpy is not None else None
+    own = None
+    if numpy is not None:
+        own = numpy.random.get_bit_generator()
     return torch.default_generator.get_state(), random.getstate(), own
 
 

@@ -21,7 +21,8 @@ class StopNotice:
 
     def __init__(self, tree: MlTree) -> None:
         self._tree = tree
-        self._path = str(tree.stop_notice)  # checked at each step
+        # As text, because each step checks it.
+        self._path = str(tree.stop_notice)
         self._is_signalled = False
         self._is_reported = False
 
@@ -34,7 +35,8 @@ class StopNotice:
         """Treat SIGTERM and SIGHUP as stop notices from now on, and inform the launcher that this process acts on them."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                # A signal may be ignored, as under nohup.
+                if signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._on_signal)
         if self._tree.in_training_loop.parent.is_dir():
             self._tree.in_training_loop.touch()
@@ -54,7 +56,8 @@ class StopNotice:
         if self._is_reported:
             return
         self._is_reported = True
-        with contextlib.suppress(OSError):  # on a full disk the event has to suffice
+        # On a full disk the event has to suffice.
+        with contextlib.suppress(OSError):
             self._tree.stopped_early.touch()
         if is_main:
             emit("stopped", step=step, **fields)

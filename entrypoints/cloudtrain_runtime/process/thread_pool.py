@@ -59,9 +59,5 @@ class DaemonThreadPool:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-            del (
-                task,
-                future,
-                act,
-                arguments,
-            )  # release the memory of the arguments before the next task arrives
+            # Release the memory of the arguments before the next task arrives.
+            del task, future, act, arguments
