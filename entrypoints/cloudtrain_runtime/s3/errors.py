@@ -22,8 +22,9 @@ _LOST = "the connection was lost or could not be made: check the network and the
 _RENEWED_BY_ROLE = (
     "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
 )
-# Patterns of error codes, botocore's classes and the connector's messages; the first match counts. Credential errors
-# have two messages: one for a machine, and one for a container whose endpoint provides the credentials.
+# Patterns of error codes, botocore's classes and the connector's messages; the first match counts.
+# Credential errors have two messages: one for a machine, and one for a container whose endpoint
+# provides the credentials.
 _CREDENTIALS = (
     (
         r"CredentialRetrievalError",
@@ -144,10 +145,8 @@ def _sentence(error: BaseException) -> str:
     searched = f"{type(error).__name__} {error_code(error)} {text}"
     detail = f"({text[:_DETAIL_CHARACTERS]})"
     here = 1 if is_container_endpoint(os.environ) else 0
-    for pattern, sentence in (
-        *((pattern, texts[here]) for pattern, *texts in _CREDENTIALS),
-        *_SENTENCES,
-    ):
+    of_credentials = [(pattern, texts[here]) for pattern, *texts in _CREDENTIALS]
+    for pattern, sentence in (*of_credentials, *_SENTENCES):
         if re.search(pattern, searched):
             return f"{sentence} {detail}"
     return f"the S3 request failed {detail}"

@@ -47,15 +47,15 @@ _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 # 1.5.0): 400 MiB with the first of these sizes, which is enough for 84 GB, 800 MiB with the second.
 _PART_BYTES = 8 << 20
 _PART_BYTES_OF_UNKNOWN = 16 << 20
-# Sources of credentials that the connector supports, too. Others (SSO, programs) work with boto3 only.
+# Sources of credentials that the connector supports, too. Others (SSO, programs) work with boto3
+# only.
 _SHARED_CREDENTIALS = (
     *("env", "shared-credentials-file", "config-file"),
     *("assume-role-with-web-identity", "container-role", "iam-role"),
 )
 _claim = threading.local()
-_making: dict[
-    int, threading.Lock
-] = {}  # by process: a lock that was held during a fork is never released in the child
+# By process: a lock that was held during a fork is never released in the child.
+_making: dict[int, threading.Lock] = {}
 
 
 class ObjectWriter(Protocol):
@@ -135,7 +135,8 @@ class S3Objects:
             )
             found = [entry for page in pages for entry in page.get("Contents", [])]
         sizes = {entry["Key"].removeprefix(self._prefix): int(entry["Size"]) for entry in found}
-        sizes.pop("", None)  # the AWS console creates an empty object for a folder
+        # The AWS console creates an empty object for a folder.
+        sizes.pop("", None)
         return sizes
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -147,6 +148,7 @@ class S3Objects:
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
             with self._explained(f"deleting below {self.uri}"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete=batch)
+                # One error stands for all: it ends the deletion.
                 for failed in answer.get("Errors", []):
                     raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
 
@@ -276,14 +278,15 @@ class S3Objects:
             from s3torchconnector import S3Checkpoint, S3ClientConfig
         except ImportError:
             return None
-        client, region = self._client, ""
+        client = self._client
+        region = ""
         try:
             with translate_errors(f"looking up {self.uri}"):
                 answer = client.head_bucket(Bucket=self._bucket)
                 region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", "")
         except S3Error:
-            # boto3 has S3 check the bucket's owner with each call, the connector cannot. Where S3 does not confirm it,
-            # boto3 uploads and reports the reason.
+            # boto3 has S3 check the bucket's owner with each call, the connector cannot. Where S3
+            # does not confirm it, boto3 uploads and reports the reason.
             if self._bucket in bucket_owners():
                 return None
         endpoint = _own_endpoint(client)
@@ -328,17 +331,17 @@ class RangeReader:
             prefetched = prefetched or self._threads.submit(self._fetch, offset, end)
             self._prefetch(end, length)
         self._next_offset = end
-        return prefetched.result() if prefetched else self._fetch(offset, end)
+        if prefetched:
+            return prefetched.result()
+        return self._fetch(offset, end)
 
     def close(self) -> None:
         """Stop reading ahead."""
         self._threads.close()
 
     def _prefetch(self, offset: int, length: int) -> None:
-        wanted = [
-            (start, min(start + length, self._bytes))
-            for start in range(offset, min(offset + _READ_AHEAD * length, self._bytes), length)
-        ]
+        end = min(offset + _READ_AHEAD * length, self._bytes)
+        wanted = [(start, min(start + length, self._bytes)) for start in range(offset, end, length)]
         for span in [span for span in self._ahead if span not in wanted]:
             self._ahead.pop(span).cancel()
         for span in wanted:
@@ -368,7 +371,8 @@ def s3_client() -> Any:
         connect_timeout=_CONNECT_SECONDS,
         read_timeout=_READ_SECONDS,
         max_pool_connections=_CONNECTIONS,
-        # Each body has a checksum. Over plain HTTP botocore would also compute a digest, at a sixth of the speed.
+        # Each body has a checksum. Over plain HTTP botocore would also compute a digest, at a sixth
+        # of the speed.
         s3={"payload_signing_enabled": False},
     )
     # A new session: the default session is not safe for use by several threads.
@@ -380,7 +384,8 @@ def s3_client() -> Any:
 def bucket_owners() -> dict[str, str]:
     """Return the accounts that must own buckets, from the run's configuration and the environment."""
     config = read_run_config(os.environ)
-    return {**(config.bucket_owners if config is not None else {}), **owners_from(os.environ)}
+    of_run = config.bucket_owners if config is not None else {}
+    return {**of_run, **owners_from(os.environ)}
 
 
 def _require_boto3() -> None:
@@ -421,6 +426,7 @@ def _add_condition(params: dict[str, Any], **_: Any) -> None:
 
 def _own_endpoint(client: Any) -> str | None:
     """Return the configured endpoint, or None for AWS's default."""
-    endpoint, region = str(client.meta.endpoint_url), client.meta.region_name
+    endpoint = str(client.meta.endpoint_url)
+    region = client.meta.region_name
     default = ("s3.amazonaws.com", f"s3.{region}.amazonaws.com", f"s3.{region}.amazonaws.com.cn")
     return None if urlsplit(endpoint).hostname in default else endpoint

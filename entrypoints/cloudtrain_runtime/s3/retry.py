@@ -29,7 +29,8 @@ def max_attempts(default: int = _ATTEMPTS) -> int:
     return attempts if attempts > 0 else default
 
 
-@functools.cache  # one line per process
+# Cached, so that a process logs it once.
+@functools.cache
 def _report_invalid(text: str) -> None:
     log_line(f"AWS_MAX_ATTEMPTS is {text!r}, which is not a positive integer: the default applies")
 

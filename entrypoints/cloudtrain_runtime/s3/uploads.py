@@ -11,8 +11,8 @@ from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 from cloudtrain_runtime.s3.errors import S3Error, error_code, retry_count, translate_errors
 
 _PART_BYTES = 8 << 20
-# Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's limits
-# (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
+# Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's
+# limits (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
 _PARTS_OF_ONE_SIZE = 75
 MAX_PARTS = 10_000
 _THREADS = 4
@@ -67,14 +67,16 @@ class MultipartUpload:
 
     def abort(self) -> None:
         """Abort the upload; the parts are deleted if S3 can be reached."""
-        self._threads.close()  # a part that arrives later would stay
+        # A part that arrives later would stay.
+        self._threads.close()
         if not self._upload:
             return
         try:
             with translate_errors(self._doing):
                 self._client.abort_multipart_upload(**self._place, UploadId=self._upload)
         except S3Error:
-            return  # the error that led to the abort is the one to report, and no object is visible
+            # The error that led to the abort is the one to report, and no object is visible.
+            return
 
     def _send(self) -> None:
         if not self._upload:
@@ -105,7 +107,8 @@ class MultipartUpload:
                 **self._place, UploadId=self._upload, MultipartUpload={"Parts": parts}
             )
         except ClientError as error:
-            # The first response was lost, and the retry says that the upload does not exist: check the object itself.
+            # The first response was lost, and the retry says that the upload does not exist: check
+            # the object itself.
             if error_code(error) != "NoSuchUpload" or not retry_count(error):
                 raise
             if self._client.head_object(**self._place)["ContentLength"] != self._total_bytes:
@@ -155,6 +158,6 @@ class ConnectorUpload:
 
     def abort(self) -> None:
         """Abort the upload, unless it is complete."""
-        # Closing the writer would publish the data written so far, and its finalizer closes it. Without its stream it
-        # cannot, and the connector aborts an upload whose stream is dropped.
+        # Closing the writer would publish the data written so far, and its finalizer closes it.
+        # Without its stream it cannot, and the connector aborts an upload whose stream is dropped.
         self._writer.stream = io.BytesIO()
