@@ -36,17 +36,21 @@ def hyperparameters(argv: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for word, following in zip(argv, [*argv, "--"][1:], strict=True):
         name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name:
-            is_flag = not equals and following.startswith("--")
-            found[name] = True if is_flag else decode(value if equals else following)
+        if not word.startswith("--") or not name:
+            continue
+        if equals:
+            found[name] = decode(value)
+        elif following.startswith("--"):
+            found[name] = True
+        else:
+            found[name] = decode(following)
     return found
 
 
 def decode(text: Any) -> Any:
     """Return a hyperparameter's value: JSON inside a string; a plain string is allowed, too."""
     try:
-        return load_json(
-            text, parse_constant=str
-        )  # NaN and Infinity, which JSON has not, stay text
+        # NaN and Infinity, which JSON has not, stay text.
+        return load_json(text, parse_constant=str)
     except (TypeError, ValueError):
         return text

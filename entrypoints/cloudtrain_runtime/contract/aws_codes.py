@@ -95,7 +95,9 @@ TRANSIENT: Final[Codes] = THROTTLED | UNAVAILABLE | TIMED_OUT
 def code_of(error: BaseException) -> str:
     """Return AWS's code of a `ClientError` of botocore; empty for other exceptions."""
     response: Any = getattr(error, "response", None)
-    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+    if not isinstance(response, dict):
+        return ""
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def any_of(codes: Codes) -> str:

@@ -67,7 +67,8 @@ def judge_checkpoint(store: CheckpointStore, folder: str, sizes: Mapping[str, in
     if MANIFEST_FILE not in sizes or folder.startswith(WRITING_PREFIX):
         return Judgement(None, UNFINISHED, "it was never finished")
     text = store.read(folder, MANIFEST_FILE)
-    if text is None:  # deleted since it was listed
+    if text is None:
+        # It was deleted since it was listed.
         return Judgement(None, UNFINISHED, "it is being deleted")
     try:
         manifest = Manifest.from_json(text)

@@ -8,7 +8,8 @@ _MOST_PARTS = 2
 
 def format_duration(seconds: float) -> str:
     """Return seconds as people write them: `90s`, `1h30m`, `2d`; `0s` for less than nothing, from clocks that differ."""
-    left, parts = max(0, round(seconds)), list[str]()
+    left = max(0, round(seconds))
+    parts = list[str]()
     for unit, size in _SECONDS.items():
         count, left = divmod(left, size)
         if count:

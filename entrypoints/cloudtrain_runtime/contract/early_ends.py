@@ -18,9 +18,11 @@ def describe_early_end(ranks: Sequence[int], host: str, step: int | None) -> str
         step: The last step that they reported, or None or 0 if they reported none.
     """
     numbers = ", ".join(map(str, ranks))
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers} on {host} {ended_early(step)}"
+    plural = "s" if len(ranks) > 1 else ""
+    return f"rank{plural} {numbers} on {host} {ended_early(step)}"
 
 
 def ended_early(step: int | None) -> str:
     """Return `ended with exit code 0 after step 9`; a step of 0 or None is unknown."""
-    return f"ended with exit code 0{f' after step {step}' if step else ''}"
+    after = f" after step {step}" if step else ""
+    return f"ended with exit code 0{after}"

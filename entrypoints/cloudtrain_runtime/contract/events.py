@@ -34,7 +34,8 @@ from cloudtrain_runtime.contract.strict_json import check_depth, dump_json
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
-_VALUE: Final = measurement  # null represents a value that is not finite
+# null represents a value that is not finite.
+_VALUE: Final = measurement
 
 SCORES: Final = ("precision", "recall", "f1")
 """Scores of a class in an analysis."""
@@ -162,7 +163,8 @@ def parse_event(line: str) -> dict[str, Any] | None:
     try:
         content, end = json.JSONDecoder().raw_decode(line, match.end())
         check_depth(line[match.end() : end], content)
-    except (ValueError, RecursionError):  # from Python's decoder
+    except (ValueError, RecursionError):
+        # Python's decoder raises both.
         return None
     return check_event(content)
 

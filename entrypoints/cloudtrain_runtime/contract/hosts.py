@@ -12,4 +12,7 @@ def sort_hosts(hosts: list[str]) -> list[str]:
 
 def usable_cpus() -> int:
     """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # macOS has no such function.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

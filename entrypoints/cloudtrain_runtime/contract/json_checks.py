@@ -38,9 +38,8 @@ class MismatchError(ValueError):
 
     def below(self, name: str) -> MismatchError:
         """Return the same error, seen from the object that holds the value in a field."""
-        return MismatchError(
-            self.expected, self.found, f"{name}.{self.path}" if self.path else name
-        )
+        path = f"{name}.{self.path}" if self.path else name
+        return MismatchError(self.expected, self.found, path)
 
 
 def normalise(value: Any, depth: int = 0) -> Any:
@@ -57,11 +56,9 @@ def normalise(value: Any, depth: int = 0) -> Any:
         return value if abs(value) < _TOO_LARGE else None
     if isinstance(value, dict) and depth < _DEEPEST:
         return {normalise(str(name)): normalise(part, depth + 1) for name, part in value.items()}
-    return (
-        [normalise(part, depth + 1) for part in value]
-        if isinstance(value, list) and depth < _DEEPEST
-        else None
-    )
+    if isinstance(value, list) and depth < _DEEPEST:
+        return [normalise(part, depth + 1) for part in value]
+    return None
 
 
 def text(value: Any) -> str:
@@ -76,9 +73,12 @@ def boolean(value: Any) -> bool:
 
 def number(value: Any) -> float:
     """Check a finite number."""
+    # By the exact type, because true and false are integers of Python, too.
     kind = type(value)
-    if (kind is float and math.isfinite(value)) or (kind is int and abs(value) < _TOO_LARGE):
-        return float(value) if kind is float else value
+    if kind is float and math.isfinite(value):
+        return float(value)
+    if kind is int and abs(value) < _TOO_LARGE:
+        return int(value)
     raise MismatchError("a number", value)
 
 
@@ -147,14 +147,12 @@ def _typed(value: Any, kind: type, expected: str) -> Any:
 class ObjectSchema:
     """The fields of an object."""
 
-    required: Mapping[str, Validator] = dataclasses.field(
-        default_factory=dict
-    )  # validators of the required fields
+    # validators of the required fields
+    required: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
     # validators of other fields. A field of a wrong type is omitted from the result.
     optional: Mapping[str, Validator] = dataclasses.field(default_factory=dict)
-    others: Validator | None = (
-        None  # validator of fields that the schema does not name; None keeps them, normalized
-    )
+    # validator of fields that the schema does not name; None keeps them, normalized
+    others: Validator | None = None
 
     def __call__(self, value: Any) -> dict[str, Any]:
         """Return the object with the fields that pass their checks."""

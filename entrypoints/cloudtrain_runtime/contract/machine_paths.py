@@ -34,7 +34,8 @@ def place_on_machine(root: Path, name: PurePath) -> Path:
 
 def machine_path(path: Path, environ: Mapping[str, str]) -> Path:
     """Return where a file that a container names is on the machine; on SageMaker, the path itself."""
-    folder, root = environ.get(INSTANCE_VARIABLE), environ.get(ML_ROOT_VARIABLE)
+    folder = environ.get(INSTANCE_VARIABLE)
+    root = environ.get(ML_ROOT_VARIABLE)
     if folder is None or root is None or not path.is_relative_to(root):
         return path
     return place_on_machine(Path(folder), path.relative_to(root))

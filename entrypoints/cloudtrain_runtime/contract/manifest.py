@@ -48,7 +48,8 @@ _NAME = re.compile(r"step-(\d{8,15})(?:-([0-9a-f]{8}))?", re.ASCII)
 
 def checkpoint_folder_name(step: int, attempt: str = "") -> str:
     """Return the name of a checkpoint's folder: `step-00000500`, or with an attempt `step-00000500-0a1b2c3d`."""
-    return f"step-{step:08d}{'-' if attempt else ''}{attempt}"
+    name = f"step-{step:08d}"
+    return f"{name}-{attempt}" if attempt else name
 
 
 def step_of_folder_name(name: str) -> int | None:
@@ -60,19 +61,14 @@ def step_of_folder_name(name: str) -> int | None:
 def best_steps(state: Mapping[str, Any]) -> list[int]:
     """Return the steps with the best weights in the same folder when a state was saved, the best last."""
     best = state.get(BEST_STATE)
-    marks = (
-        best.get("marks") if isinstance(best, Mapping) else None
-    )  # a script may store anything under that name
-    found = (
-        [mark for mark in marks if isinstance(mark, Mapping)]
-        if isinstance(marks, list | tuple)
-        else []
-    )
-    return [
-        mark["step"]
-        for mark in found
-        if isinstance(mark.get("step"), int) and not mark.get("place")
-    ]
+    # A script may store anything under that name.
+    marks = best.get("marks") if isinstance(best, Mapping) else None
+    if not isinstance(marks, list | tuple):
+        return []
+    found = [mark for mark in marks if isinstance(mark, Mapping)]
+    # Those with a place are in the folder of another run.
+    own = [mark for mark in found if not mark.get("place")]
+    return [mark["step"] for mark in own if isinstance(mark.get("step"), int)]
 
 
 def is_training_complete(
@@ -80,16 +76,23 @@ def is_training_complete(
 ) -> bool:
     """Return whether a Task's training of this length is complete in a checkpoint's state."""
     data = state.get("data")
-    done = data if isinstance(data, Mapping) else {}
-    length, name = (steps, "step") if steps is not None else (epochs, "epoch")
-    return length is not None and isinstance(done.get(name), int) and done[name] >= length
+    if not isinstance(data, Mapping):
+        return False
+    length = epochs
+    done = data.get("epoch")
+    if steps is not None:
+        # A number of steps counts before a number of epochs.
+        length = steps
+        done = data.get("step")
+    return length is not None and isinstance(done, int) and done >= length
 
 
 @dataclass(frozen=True)
 class StoredFile:
     """A file of a checkpoint."""
 
-    bytes: int  # its size
+    # its size
+    bytes: int
     # checksum of each block of `Manifest.block_bytes`, the last one shorter, as zlib computes it
     crc32: tuple[int, ...]
 
@@ -167,9 +170,8 @@ class Manifest:
         """Return the text of `manifest.json`."""
         content = dataclasses.asdict(self)
         for name in ("state", "training"):
-            content[name] = encode_floats(
-                content[name]
-            )  # a script's best loss so far may be infinite
+            # A script's best loss so far may be infinite.
+            content[name] = encode_floats(content[name])
         content["files"] = {
             name: {"bytes": file.bytes, "crc32": [f"{crc:08x}" for crc in file.crc32]}
             for name, file in sorted(self.files.items())
@@ -222,11 +224,11 @@ def check_run_id(value: Any) -> str:
     Raises:
         MismatchError: the value is not a run id.
     """
-    if value == "" or (
-        isinstance(value, str) and len(value) <= _LONGEST_RUN and _RUN.fullmatch(value)
-    ):
-        return str(value)
-    raise MismatchError("a run id", value)
+    if not isinstance(value, str) or len(value) > _LONGEST_RUN:
+        raise MismatchError("a run id", value)
+    if value and not _RUN.fullmatch(value):
+        raise MismatchError("a run id", value)
+    return value
 
 
 def _matching(pattern: str, expected: str) -> Validator:
@@ -299,5 +301,7 @@ def _read_fields(content: Mapping[str, Any]) -> Manifest:
         blocks = -(-file["bytes"] // block_bytes)
         if len(file["crc32"]) != blocks:
             raise MismatchError(f"{blocks} checksums", file["crc32"], f"files.{name}.crc32")
-        files[name] = StoredFile(file["bytes"], tuple(int(crc, 16) for crc in file["crc32"]))
-    return Manifest(**{name: found[name] for name in _FIELDS if name != "files"}, files=files)
+        checksums = tuple(int(crc, 16) for crc in file["crc32"])
+        files[name] = StoredFile(file["bytes"], checksums)
+    others = {name: found[name] for name in _FIELDS if name != "files"}
+    return Manifest(**others, files=files)

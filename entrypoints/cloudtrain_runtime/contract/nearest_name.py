@@ -13,9 +13,11 @@ def nearest(name: str, legal: Iterable[str], *, cutoff: float = 0.6) -> str | No
         legal: The legal names.
         cutoff: The least similarity, from 0 to 1.
     """
-    import difflib  # commands and launchers without a mistake start faster
+    # Imported here, so that commands and launchers without a mistake start faster.
+    import difflib
 
     names = list(legal)
+    # A name that differs only in upper and lower case comes first.
     same = [each for each in names if each.casefold() == name.casefold()]
     found = same or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return found[0] if found else None
@@ -27,4 +29,6 @@ def did_you_mean(name: str, legal: Iterable[str], otherwise: str | None = None) 
     near = nearest(name, names)
     if near is not None:
         return f'did you mean "{near}"?'
-    return "one of: " + ", ".join(names) if otherwise is None else otherwise
+    if otherwise is not None:
+        return otherwise
+    return "one of: " + ", ".join(names)

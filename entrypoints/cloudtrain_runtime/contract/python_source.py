@@ -17,7 +17,8 @@ def find_module(directory: Path, module: str) -> Path | None:
         try:
             if candidate.is_file():
                 return candidate
-        except (OSError, ValueError):  # a name that no file system takes
+        except (OSError, ValueError):
+            # No file system takes the name.
             continue
     return None
 

@@ -56,7 +56,11 @@ def register_values(values: Iterable[str]) -> None:
         _kept.update(dict.fromkeys(encoded_forms(value)))
     # Longest first, so that a value that contains another one is replaced completely.
     longest = sorted(_kept, key=len, reverse=True)
-    _by_value[:] = [re.compile("|".join(map(re.escape, longest)))] if longest else []
+    patterns = []
+    if longest:
+        patterns.append(re.compile("|".join(map(re.escape, longest))))
+    # Replaced in one step, because other threads may redact meanwhile.
+    _by_value[:] = patterns
 
 
 def encoded_forms(value: str) -> Iterator[str]:
@@ -64,14 +68,23 @@ def encoded_forms(value: str) -> Iterator[str]:
     in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
     in_uri = (quote(value, safe=safe, errors="replace") for safe in ("", "/"))
     forms = (
-        *(value, *in_json, dump_json(in_json[0])[1:-1], repr(value)[1:-1], html.escape(value)),
-        *(*in_uri, quote_plus(value, errors="replace"), *_in_base64(value)),
+        value,
+        *in_json,
+        # JSON inside a string of JSON.
+        dump_json(in_json[0])[1:-1],
+        repr(value)[1:-1],
+        html.escape(value),
+        *in_uri,
+        quote_plus(value, errors="replace"),
+        *_in_base64(value),
     )
-    lines = value.splitlines() if "\n" in value else ()
     yield from dict.fromkeys(form for form in forms if len(form) >= MIN_CHARACTERS)
-    yield from (line for line in lines if len(line) >= 2 * MIN_CHARACTERS)
-    for part in _parts(value) if value.lstrip().startswith("{") else ():
-        yield from encoded_forms(part)
+    if "\n" in value:
+        # Short lines of a value may be common text.
+        yield from (line for line in value.splitlines() if len(line) >= 2 * MIN_CHARACTERS)
+    if value.lstrip().startswith("{"):
+        for part in _parts(value):
+            yield from encoded_forms(part)
 
 
 def _in_base64(value: str) -> Iterator[str]:
@@ -80,17 +93,20 @@ def _in_base64(value: str) -> Iterator[str]:
     for before, mixed in ((0, 0), (1, 2), (2, 3)):
         encoded = base64.b64encode(bytes(before) + content).decode().rstrip("=")
         # The first and the last characters depend on what is around the value.
-        yield encoded[mixed : len(encoded) - bool((before + len(content)) % 3)]
+        is_last_mixed = (before + len(content)) % 3 != 0
+        end = len(encoded) - is_last_mixed
+        yield encoded[mixed:end]
 
 
 def _parts(value: str) -> Iterator[str]:
     """Yield the values in a JSON object whose names indicate a secret, such as a password but not a user name."""
     with contextlib.suppress(ValueError):
         content = load_json(value)
-        pairs = content.items() if isinstance(content, dict) else ()
-        yield from (
-            part for name, part in pairs if isinstance(part, str) and _SECRET_NAME.search(name)
-        )
+        if not isinstance(content, dict):
+            return
+        for name, part in content.items():
+            if isinstance(part, str) and _SECRET_NAME.search(name):
+                yield part
 
 
 def redact(text: str) -> str:
@@ -115,7 +131,8 @@ class LineRedactor:
             self._left -= 1
             return body[1] + REPLACEMENT
         if "PRIVATE KEY" in line:
-            self._left = _KEY_LINES if "-----BEGIN" in line and "-----END" not in line else 0
+            has_begun = "-----BEGIN" in line and "-----END" not in line
+            self._left = _KEY_LINES if has_begun else 0
         return redact(line)
 
 
@@ -142,7 +159,9 @@ class RedactingStream:
             for form in encoded_forms(value)
         }
         self._values = sorted(found, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if found else None
+        self._pattern: re.Pattern[bytes] | None = None
+        if found:
+            self._pattern = re.compile(b"|".join(map(re.escape, self._values)))
         self._rest = b""
 
     def feed(self, piece: bytes) -> bytes:
@@ -156,7 +175,8 @@ class RedactingStream:
 
     def flush(self) -> bytes:
         """Return the bytes that are held back: no more data is expected soon."""
-        rest, self._rest = self._rest, b""
+        rest = self._rest
+        self._rest = b""
         return rest
 
     def _held_bytes(self, text: bytes) -> int:

@@ -295,9 +295,8 @@ class RunConfig:
     def to_json(self) -> str:
         """Return the text of `run.json`: sorted keys, one trailing newline, identical for equal plans."""
         fields = dataclasses.asdict(self)
-        fields["args"] = encode_floats(
-            fields["args"]
-        )  # a Task receives NaN where its job file has .nan
+        # A Task receives NaN where its job file has .nan.
+        fields["args"] = encode_floats(fields["args"])
         fields["training"] = encode_floats(fields["training"])
         if self.train is not None and self.train.init_from is None:
             del fields["train"]["init_from"]
@@ -310,8 +309,13 @@ class RunConfig:
             "command",
             "cuda_on_cpu",
             "training",
+            "tracking",
+            "searched",
+            "evaluation",
+            "key",
+            "launcher",
         )
-        for name in (*optional, "tracking", "searched", "evaluation", "key", "launcher"):
+        for name in optional:
             if not fields[name]:
                 del fields[name]
         return dump_json(fields, indent=2, sort_keys=True) + "\n"
@@ -344,7 +348,7 @@ class RunConfig:
         fields |= {name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields}
         for name, kind in _PARTS_BY_NAME.items():
             fields[name] = {key: kind(**part) for key, part in fields.get(name, {}).items()}
-        fields |= {
-            name: decode_floats(fields[name]) for name in ("args", "training") if name in fields
-        }
+        for name in ("args", "training"):
+            if name in fields:
+                fields[name] = decode_floats(fields[name])
         return cls(**fields)

@@ -29,13 +29,16 @@ def size_mismatches(expected: Mapping[str, Collection[int]], sizes: Mapping[str,
         expected: The possible sizes in bytes of each file.
         sizes: The sizes of the files that are there.
     """
-    return [
-        f"{name} is missing"
-        if name not in sizes
-        else f"{name} has {sizes[name]} bytes instead of {next(iter(possible), 'a known size')}"
-        for name, possible in sorted(expected.items())
-        if sizes.get(name) not in possible
-    ]
+    found = []
+    for name, possible in sorted(expected.items()):
+        if sizes.get(name) in possible:
+            continue
+        if name not in sizes:
+            found.append(f"{name} is missing")
+            continue
+        wanted = next(iter(possible), "a known size")
+        found.append(f"{name} has {sizes[name]} bytes instead of {wanted}")
+    return found
 
 
 def oldest_kept(complete: Iterable[int], keep: int) -> int | None:
@@ -84,11 +87,11 @@ class SavedCheckpoint:
 
     def age_seconds(self, now: float | None = None) -> float | None:
         """Return the seconds since it was completed; None if it is incomplete."""
-        return (
-            None
-            if self.time is None
-            else max(0.0, (time.time() if now is None else now) - self.time)
-        )
+        if self.time is None:
+            return None
+        present = time.time() if now is None else now
+        # The clocks of two machines may differ.
+        return max(0.0, present - self.time)
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return its entry in `checkpoints --json`."""

@@ -58,7 +58,8 @@ def check_depth(text: str | bytes, content: Any) -> None:
         ValueError: it is nested deeper than 200 levels.
     """
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if raw.count(b"[") + raw.count(b"{") <= _DEEPEST:  # as in almost all texts
+    # Almost all texts have so few brackets.
+    if raw.count(b"[") + raw.count(b"{") <= _DEEPEST:
         return
     level = [content] if isinstance(content, dict | list) else []
     for _ in range(_DEEPEST + 1):
@@ -80,7 +81,9 @@ def decode_floats(value: Any) -> Any:
         if value.keys() == {_FLOAT} and value[_FLOAT] in ("nan", "inf", "-inf"):
             return float(value[_FLOAT])
         return {name: decode_floats(part) for name, part in value.items()}
-    return [decode_floats(part) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [decode_floats(part) for part in value]
+    return value
 
 
 def _replace_nonfinite(value: Any, replacement: Callable[[float], Any]) -> Any:
@@ -88,8 +91,6 @@ def _replace_nonfinite(value: Any, replacement: Callable[[float], Any]) -> Any:
         return value if math.isfinite(value) else replacement(value)
     if isinstance(value, dict):
         return {name: _replace_nonfinite(part, replacement) for name, part in value.items()}
-    return (
-        [_replace_nonfinite(part, replacement) for part in value]
-        if isinstance(value, list | tuple)
-        else value
-    )
+    if isinstance(value, list | tuple):
+        return [_replace_nonfinite(part, replacement) for part in value]
+    return value

@@ -49,12 +49,18 @@ _STEP_ALTERNATIVES: Final[Mapping[str, Any]] = {
     "compile": False,
 }
 _STEP_LAYOUT: Final[Mapping[str, Any]] = {
-    "data": "ddp", "tensor": 1, "pipeline": 1, "compress": "none", "static_graph": False,
-    "find_unused": False
-}  # fmt: skip
+    "data": "ddp",
+    "tensor": 1,
+    "pipeline": 1,
+    "compress": "none",
+    "static_graph": False,
+    "find_unused": False,
+}
 
-_LIKENESS: Final = 0.82  # of `schedular` and `schedule`; `matrices` and `metrics` have 0.8
-_MOST_LETTERS: Final = 2  # more or fewer than the intended name: `prediction` is not `predict`
+# `schedular` and `schedule` have this ratio; `matrices` and `metrics` have 0.8.
+_LIKENESS: Final = 0.82
+# The difference in length to the intended name: `prediction` is not `predict`.
+_MOST_LETTERS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,13 @@ class TaskDiagnostic:
 
     def __str__(self) -> str:
         """Return it in one line, as `digits.py:31:5  loss(self, batch): expected loss(self, model, batch)`."""
+        text = f"{self.message}; {self.hint}" if self.hint else self.message
         at = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
-        start = f"{at}  " if at else f"{'.'.join(self.field)}: " if self.field else ""
-        return start + self.message + (f"; {self.hint}" if self.hint else "")
+        if at:
+            return f"{at}  {text}"
+        if self.field:
+            return f"{'.'.join(self.field)}: {text}"
+        return text
 
 
 def missing_module(folder: Path, module: str) -> TaskDiagnostic:
@@ -114,20 +124,12 @@ def check_methods(
                 yield name, TaskDiagnostic(message)
         elif near := _intended(name, undefined, folder):
             intended.add(near)
-            yield (
-                name,
-                TaskDiagnostic(
-                    f"{show(name, signature)}: a Task has no such method", f'did you mean "{near}"?'
-                ),
-            )
+            message = f"{show(name, signature)}: a Task has no such method"
+            yield name, TaskDiagnostic(message, f'did you mean "{near}"?')
     for name in undefined:
         if TASK_METHODS[name].is_required and name not in intended:
-            yield (
-                "",
-                TaskDiagnostic(
-                    f"{task} has no {call_of(name)}", f"return {TASK_METHODS[name].returns}"
-                ),
-            )
+            hint = f"return {TASK_METHODS[name].returns}"
+            yield "", TaskDiagnostic(f"{task} has no {call_of(name)}", hint)
 
 
 def training_step_conflicts(train: Any) -> list[tuple[str, ...]]:
@@ -152,10 +154,13 @@ def check_signature(name: str, signature: Signature, first: Sequence[str] = ("se
     names = list(signature.parameters)[: len(expected)]
     try:
         signature.bind(*expected)
-        is_wrong = names != expected and sorted(names) == sorted(expected)  # swapped
+        # Swapped arguments have the same names in another order.
+        is_wrong = names != expected and sorted(names) == sorted(expected)
     except TypeError:
         is_wrong = True
-    return f"{show(name, signature)}: expected {call_of(name, first)}" if is_wrong else ""
+    if not is_wrong:
+        return ""
+    return f"{show(name, signature)}: expected {call_of(name, first)}"
 
 
 def check_arguments(
@@ -168,12 +173,12 @@ def check_arguments(
         for name, kind in kinds.items()
         if kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     ]
-    for name in arguments if Parameter.VAR_KEYWORD not in kinds.values() else ():
-        if name not in legal:
-            hint = did_you_mean(name, legal) if legal else "it takes none: remove args"
-            yield TaskDiagnostic(
-                f"{task} takes no such argument", hint, field=("code", "args", name)
-            )
+    takes_any = Parameter.VAR_KEYWORD in kinds.values()
+    for name in arguments:
+        if takes_any or name in legal:
+            continue
+        hint = did_you_mean(name, legal) if legal else "it takes none: remove args"
+        yield TaskDiagnostic(f"{task} takes no such argument", hint, field=("code", "args", name))
     for name in legal:
         if signature.parameters[name].default is Parameter.empty and name not in arguments:
             yield TaskDiagnostic(

@@ -12,7 +12,7 @@ import functools
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -61,8 +61,12 @@ def check_task(
     if init is not None:
         own = Signature([*init.parameters.values()][1:])
         found += task_methods.check_arguments(name, own, arguments)
-    wrong = task_methods.check_methods(name, methods, directory) if above == _TASK else []
-    for method, each in wrong if above else [("", task_methods.not_a_task(name))]:
+    wrong: Iterable[tuple[str, TaskDiagnostic]] = ()
+    if above == _TASK:
+        wrong = task_methods.check_methods(name, methods, directory)
+    elif not above:
+        wrong = [("", task_methods.not_a_task(name))]
+    for method, each in wrong:
         owner = owners.get(method, classes[0])
         node = owner.bound.get(method) or owner.node
         found.append(replace(each, file=owner.file, line=node.lineno, column=node.col_offset + 1))
@@ -76,7 +80,12 @@ def has_method(directory: Path, reference: str, method: str) -> bool | None:
     except _StopError:
         return None
     bound = [each.bound[method] for each in classes if method in each.bound]
-    return None if above != _TASK or (bound and not any(bound)) else bool(bound)
+    if above != _TASK:
+        return None
+    if bound and not any(bound):
+        # The name is bound to something that only Python itself can evaluate.
+        return None
+    return bool(bound)
 
 
 def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
@@ -87,10 +96,16 @@ def parse(path: Path, name: str) -> ast.Module | TaskDiagnostic | None:
     except (OSError, RecursionError, MemoryError):
         return None
     except (SyntaxError, ValueError) as error:
-        line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
-        message = f"is not valid Python: {error.msg if isinstance(error, SyntaxError) else error}"
-        hint = "fix it, or run with the Python version that it needs"
-        return TaskDiagnostic(message, hint, name, line, max(column or 1, 1) if line else None)
+        line = getattr(error, "lineno", None)
+        column = getattr(error, "offset", None)
+        why = error.msg if isinstance(error, SyntaxError) else error
+        return TaskDiagnostic(
+            message=f"is not valid Python: {why}",
+            hint="fix it, or run with the Python version that it needs",
+            file=name,
+            line=line,
+            column=max(column or 1, 1) if line else None,
+        )
     return tree
 
 
@@ -171,7 +186,8 @@ def _bound(body: Sequence[ast.stmt]) -> _Bound:
                 or getattr(node, "id", None)
             )
             if isinstance(name, str) and not isinstance(getattr(node, "ctx", None), ast.Load):
-                name = name.partition(".")[0]  # import a.b
+                # `import a.b` binds `a`.
+                name = name.partition(".")[0]
                 found[name] = statement if is_clear and name not in found else None
     return found
 

@@ -30,9 +30,8 @@ def describe_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> st
 def _differences(saved: Any, own: Any, name: str = "") -> Iterator[str]:
     if isinstance(saved, Mapping) and isinstance(own, Mapping):
         for key in sorted({*saved, *own}):
-            yield from _differences(
-                saved.get(key, _MISSING), own.get(key, _MISSING), f"{name}.{key}" if name else key
-            )
+            below = f"{name}.{key}" if name else key
+            yield from _differences(saved.get(key, _MISSING), own.get(key, _MISSING), below)
     # NaN is not equal to itself, and is the same argument.
     elif saved is not own and saved != own and repr(saved) != repr(own):
         yield f"{name} is {_describe(saved)} there and {_describe(own)} here"
@@ -44,4 +43,5 @@ _MISSING: Final = object()
 def _describe(value: Any) -> str:
     if value is _MISSING:
         return "the default"
-    return ascii(value)[:60] if isinstance(value, str) else repr(value)[:60]
+    text = ascii(value) if isinstance(value, str) else repr(value)
+    return text[:60]

@@ -38,7 +38,9 @@ def apply_trial(config: RunConfig, hyperparameters: Mapping[str, str], trial: st
         TrialError: A value is missing, unknown or of a wrong type.
     """
     values = read_values(config.searched, hyperparameters)
-    args, train, training = config.args, config.train, dict(config.training)
+    args = config.args
+    train = config.train
+    training = dict(config.training)
     for name, value in values.items():
         field = name.removeprefix(ARGUMENTS).removeprefix(TRAIN)
         if name.startswith(TRAIN):
@@ -52,17 +54,13 @@ def apply_trial(config: RunConfig, hyperparameters: Mapping[str, str], trial: st
             if value != config.searched[name].default:
                 changed[field] = value
             training["train"] = changed
-        else:
-            args = (
-                {**args, field: value}
-                if isinstance(args, dict)
-                else [*args, f"--{field}", str(value)]
-            )
-            training["args"] = args
+            continue
+        option = [f"--{field}", str(value)]
+        args = {**args, field: value} if isinstance(args, dict) else [*args, *option]
+        training["args"] = args
     training = {name: value for name, value in training.items() if value}
-    checkpoint = replace(
-        config.checkpoint, uri=uri_of_trial(config.checkpoint.uri, config.run, trial)
-    )
+    uri = uri_of_trial(config.checkpoint.uri, config.run, trial)
+    checkpoint = replace(config.checkpoint, uri=uri)
     identity = training if config.training else {}
     return replace(
         config,
@@ -79,8 +77,12 @@ def uri_of_trial(uri: str, tuning: str, trial: str) -> str:
     """Return a trial's own folder for a folder of the tuning job: all trials share one `run.json`."""
     if not uri:
         return uri
-    replaced = f"{uri.rstrip('/')}/".replace(f"/{tuning}/", f"/{trial}/").rstrip("/")
-    return replaced if replaced != uri.rstrip("/") else f"{replaced}/{trial}"
+    shared = uri.rstrip("/")
+    replaced = f"{shared}/".replace(f"/{tuning}/", f"/{trial}/").rstrip("/")
+    if replaced == shared:
+        # The tuning job's id is no part of it.
+        return f"{replaced}/{trial}"
+    return replaced
 
 
 def read_values(
@@ -137,7 +139,8 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
-    value = float(text)  # SageMaker may write 16.0
+    # SageMaker may write 16.0 for 16.
+    value = float(text)
     if value != int(value):
         raise ValueError(text)
     return int(value)
