@@ -67,7 +67,8 @@ def main(argv: list[str]) -> int:
     handle_stop_signals()
     arguments = parse_args(argv)  # type: ignore[no-untyped-call]
     if hasattr(arguments, "signals_to_handle"):
-        # torchrun's own handlers would end the ranks without being asked. torch before this option has no other way.
+        # torchrun's own handlers would end the ranks without being asked. torch before this option
+        # has no other way.
         arguments.signals_to_handle = "SIGQUIT"
     register_rendezvous()
     agent = None
@@ -88,8 +89,9 @@ def main(argv: list[str]) -> int:
             has_started = bool(read_joins(tree) or read_heartbeats(tree.heartbeats))
         if not has_started:
             raise
-        # The first host, which holds the rendezvous store, has ended while the ranks of this host were running. It
-        # knows the cause. This host writes no failure file, which SageMaker might show in place of the cause.
+        # The first host, which holds the rendezvous store, has ended while the ranks of this host
+        # were running. It knows the cause. This host writes no failure file, which SageMaker might
+        # show in place of the cause.
         host = os.environ.get("SM_CURRENT_HOST", "")
         message = f"the ranks on {host} were ended because the first host has ended"
         log_line(message)

@@ -93,7 +93,8 @@ class CodeFolder:
         root = str(self._tree.root)
         kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
         kept += [f"{root}/{name}" for name in ("input", "output")]
-        # In a local run the checkpoints folder is elsewhere, and many programs resolve their output folder.
+        # In a local run the checkpoints folder is elsewhere, and many programs resolve their output
+        # folder.
         kept += [str(machine_path(Path(each), os.environ)) for each in kept]
         kept += [os.path.realpath(each) for each in kept]
         # Without the variable, this is an instance of its own.

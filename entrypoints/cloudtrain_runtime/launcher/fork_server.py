@@ -180,8 +180,8 @@ def _run_server(agent: Connection) -> NoReturn:
 
 
 def _import_modules() -> None:
-    # A signal to all processes of a host is a notice for the ranks, which save and then end. They are children of this
-    # process, and would look dead if it ended before them.
+    # A signal to all processes of a host is a notice for the ranks, which save and then end. They
+    # are children of this process, and would look dead if it ended before them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Query the driver's library, which creates no context.
@@ -243,7 +243,8 @@ def _run_worker(script: str, environ: Mapping[str, str]) -> NoReturn:
 def _run_script(script: str, environ: Mapping[str, str]) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # A server that was started under nohup ignores signals. torchrun's agent handles them, so its workers do not.
+    # A server that was started under nohup ignores signals. torchrun's agent handles them, so its
+    # workers do not.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

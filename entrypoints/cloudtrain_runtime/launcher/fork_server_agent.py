@@ -167,7 +167,8 @@ class ForkServerAgent(SimpleElasticAgent):
     def _end_workers(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to the workers that run, and kill those that remain after so many seconds."""
         for process in self._processes.values():
-            # Data loaders of a dead rank hold its connections open, so the other ranks would not notice its death.
+            # Data loaders of a dead rank hold its connections open, so the other ranks would not
+            # notice its death.
             if process.exit_code:
                 _signal_group(process, signal.SIGKILL)
         running = [process for process in self._processes.values() if process.exit_code is None]

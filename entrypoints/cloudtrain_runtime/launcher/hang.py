@@ -120,7 +120,8 @@ class HangWatchdog:
             self._report_left(read_heartbeats(self._tree.heartbeats))
             return None
         self._is_done.wait()
-        # Processes that ended meanwhile may have written a failure, which is an effect and not the cause.
+        # Processes that ended meanwhile may have written a failure, which is an effect and not the
+        # cause.
         if self._failure:
             _write_failure(self._tree, self._failure)
         return _EXIT_CODE
@@ -153,7 +154,8 @@ class HangWatchdog:
         finally:
             terminate_processes({agent, *(each.pid for each in alive), *descendants(os.getpid())})
             self._is_done.set()
-            # The launcher waits for its agent, and an agent that is stuck in the kernel cannot be killed.
+            # The launcher waits for its agent, and an agent that is stuck in the kernel cannot be
+            # killed.
             last_resort = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
             last_resort.daemon = True
             last_resort.start()
@@ -250,7 +252,8 @@ class HangWatchdog:
             with contextlib.suppress(OSError):
                 os.truncate(stacks_file(folder, each.local_rank), 0)
             _signal(each.pid, DUMP_SIGNAL)
-            # A stopped process writes its stacks only after it continues. It is terminated shortly after.
+            # A stopped process writes its stacks only after it continues. It is terminated shortly
+            # after.
             _signal(each.pid, signal.SIGCONT)
         _request_traces(folder)
         _wait(

@@ -121,7 +121,8 @@ class MetricReader:
         for line in lines:
             self._read(line[-_MAX_LINE_BYTES:].decode("utf-8", "replace"))
         now = time.monotonic()
-        # Between two lines where possible. A progress bar may never end its line; readers find an event within a line.
+        # Between two lines where possible. A progress bar may never end its line; readers find an
+        # event within a line.
         wait_seconds = _BAR_SECONDS if self._rest else self._buffer.interval_seconds
         if now - self._printed_at >= wait_seconds:
             self._printed_at = now
@@ -250,5 +251,6 @@ class EpochSteps:
         self.counts_through = False
         if total is not None and self._epoch is not None and self._first is not None:
             return max(0, self._epoch - self._first) * total
-        # Without a total the steps continue after the last one that was printed; the first one may be 0.
+        # Without a total the steps continue after the last one that was printed; the first one may
+        # be 0.
         return 0 if self._printed is None else self._newest + (step == 0)

@@ -39,7 +39,8 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 
 def register_rendezvous() -> None:
     """Make torchrun know the backend that the launcher's arguments name."""
-    # A store that outlives the ranks' groups makes later ones read the addresses of earlier ones (pytorch#135712).
+    # A store that outlives the ranks' groups makes later ones read the addresses of earlier ones
+    # (pytorch#135712).
     os.environ[OWN_STORE_VARIABLE] = "1"
     rendezvous_handler_registry.register(RENDEZVOUS_BACKEND, _create_handler)
 

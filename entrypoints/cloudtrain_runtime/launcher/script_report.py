@@ -48,7 +48,8 @@ class ScriptReport:
             self._report(JoinState.ALONE, JoinState.UNUSED)
 
     def _report_once(self) -> None:
-        # The first report is about a script that has run for some time, however long its start has taken.
+        # The first report is about a script that has run for some time, however long its start has
+        # taken.
         while not self._config.command and not read_joins(self._tree):
             if self._has_ended.wait(_POLL_SECONDS):
                 return

@@ -172,7 +172,8 @@ def _commanded(event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, st
         folder = arguments[2]
     parts = [command] if isinstance(command, str | bytes) else list(command)
     given = [os.fsdecode(each) for each in parts]
-    # An argument can be a path with a space or a bracket in it, or contain paths, as those of `sh -c` and `dd` do.
+    # An argument can be a path with a space or a bracket in it, or contain paths, as those of `sh
+    # -c` and `dd` do.
     words = {*given, *(word for each in given for word in _SEPARATORS.split(each))} - {""}
     names = {os.path.basename(each.rstrip("/")) for each in words} - {""}
     for word in words:
@@ -334,7 +335,8 @@ def places_of_instance() -> list[str]:
     """Return the folders of an instance to which programs write: the user's, temporary ones, new ones in the root."""
     top = sorted(entry.path for entry in list_folder("/") if entry.name not in _SYSTEM)
     named = [os.environ.get("TMPDIR", ""), "/tmp", "/var/tmp", os.path.expanduser("~")]  # noqa: S108 (they are read)
-    # A data set in the root must not use up the scan's time before the places where most files are found.
+    # A data set in the root must not use up the scan's time before the places where most files are
+    # found.
     folders = list(dict.fromkeys(each for each in [*named, *top] if os.path.isdir(each)))
     return [
         each
