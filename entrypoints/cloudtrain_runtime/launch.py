@@ -9,8 +9,9 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    # The kernel discards a signal to PID 1 without a handler, but keeps one that is blocked: until `_Stop` has set the
-    # handlers, after the imports below, which take longer than the interpreter's start.
+    # The kernel discards a signal to PID 1 without a handler, but keeps one that is blocked: until
+    # `_Stop` has set the handlers, after the imports below, which take longer than the
+    # interpreter's start.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 import contextlib
@@ -136,7 +137,8 @@ def _run(tree: MlTree, config: RunConfig, host: Host, stop: _Stop) -> int:
     is_installed = config.requirements is None or _install(tree, config.requirements, stop)
     resolved = secrets.ResolvedSecrets({})
     if is_installed and not stop.is_received():
-        # Only the ranks' environment holds the values: not this process's environment, no argument and no file.
+        # Only the ranks' environment holds the values: not this process's environment, no argument
+        # and no file.
         resolved = secrets.load_missing(config.secrets, on_start=stop.set_target)
         stop.set_target(None)
     if stop.is_received():
@@ -218,7 +220,8 @@ def _container_exit_code(
     if agent == REPORTED_EXIT_CODE:
         return 1
     if agent == 0 and tree.stopped_early.exists():
-        # SageMaker knows itself why it stops a job. Elsewhere, exit code 0 would say that training is complete.
+        # SageMaker knows itself why it stops a job. Elsewhere, exit code 0 would say that training
+        # is complete.
         return 0 if is_on_sagemaker(os.environ) else _STOPPED
     if agent == 0 and config.task is not None and (early := describe_early_exit(tree, host)):
         return _fail_host(host, [early], agent)
