@@ -148,7 +148,7 @@ class S3Objects:
             batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
             with self._explained(f"deleting below {self.uri}"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete=batch)
-                # One error stands for all: it ends the deletion.
+                # The first error ends the deletion.
                 for failed in answer.get("Errors", []):
                     raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
 
