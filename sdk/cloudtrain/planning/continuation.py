@@ -39,11 +39,11 @@ def find_continuation(config: RunConfig, manifests: Iterable[Manifest]) -> Conti
     other_training: Manifest | None = None
     for manifest in manifests:
         if config.checkpoint.resume != AUTO or is_same_training(manifest.training, config.training):
-            differences, warnings = (
-                _differences(config, manifest),
-                tuple(_warnings(config, manifest)),
+            return Continuation(
+                manifest,
+                differences=_differences(config, manifest),
+                warnings=tuple(_warnings(config, manifest)),
             )
-            return Continuation(manifest, differences=differences, warnings=warnings)
         other_training = other_training or manifest
     if other_training is None:
         return Continuation()
@@ -62,7 +62,8 @@ def _differences(config: RunConfig, manifest: Manifest) -> str:
 
 
 def _warnings(config: RunConfig, manifest: Manifest) -> Iterator[str]:
-    train, saved = config.train, f"step {manifest.step} of run {manifest.run}"
+    train = config.train
+    saved = f"step {manifest.step} of run {manifest.run}"
     if train is not None and is_training_complete(
         manifest.state, epochs=train.epochs, steps=train.steps
     ):

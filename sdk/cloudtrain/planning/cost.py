@@ -165,9 +165,8 @@ def compute_time_limits(
     spot = spec.cluster.spot
     runtime = spec.limits.runtime
     if spot is not None and spot.max_wait is not None:
-        runtime = min(
-            runtime, spot.max_wait
-        )  # only a default runtime can be longer: JobSpec rejects another
+        # Only a default runtime can be longer: JobSpec rejects another.
+        runtime = min(runtime, spot.max_wait)
     over = _over_limit(spec)
     limit = spec.limits.cost
     affordable: float = math.inf
@@ -184,7 +183,9 @@ def compute_time_limits(
             f"so that its estimate stays within the ceiling of {limit:g} USD"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
-    wait = None if spot is None else spot.max_wait or int(min(2 * runtime, affordable))
+    wait = None
+    if spot is not None:
+        wait = spot.max_wait or int(min(2 * runtime, affordable))
     return TimeLimits(runtime, wait, over)
 
 
@@ -192,7 +193,10 @@ def _over_limit(spec: JobSpec) -> OverLimit:
     size_bytes = (spec.checkpoint.size or 0) * 10**9
     rate = spec.cluster.instances * min(map(s3_upload_bytes_per_second, spec.cluster.types))
     return OverLimit(
-        STOP_SECONDS, OVERRUN_SECONDS, math.ceil(size_bytes / rate), spec.cluster.keep_alive or 0
+        stop=STOP_SECONDS,
+        overrun=OVERRUN_SECONDS,
+        checkpoint_upload=math.ceil(size_bytes / rate),
+        warm_pool=spec.cluster.keep_alive or 0,
     )
 
 
@@ -201,19 +205,16 @@ def _check_affordable(
 ) -> Iterator[Diagnostic]:
     """Reject a ceiling that pays for less than a minute, or for less than the time limits in the job."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {format_usd(hourly)} per hour"
-    warm = (
-        f" and {format_duration(spec.cluster.keep_alive)} of keep_alive"
-        if spec.cluster.keep_alive
-        else ""
-    )
+    warm = ""
+    if spec.cluster.keep_alive:
+        warm = f" and {format_duration(spec.cluster.keep_alive)} of keep_alive"
     beyond = format_duration(over.total - over.warm_pool)
     pays += f", {beyond} of start-up, stop and upload{warm} beyond it"
     spot = spec.cluster.spot
-    given = (
-        [("limits.runtime", spec.limits.runtime)]
-        if "runtime" in spec.limits.model_fields_set
-        else []
-    )
+    # A default runtime is shortened instead.
+    given = []
+    if "runtime" in spec.limits.model_fields_set:
+        given.append(("limits.runtime", spec.limits.runtime))
     if spot is not None and spot.max_wait is not None:
         given.append(("cluster.spot.max_wait", spot.max_wait))
     name, longest = max(given, key=lambda item: item[1], default=("", 0))
@@ -240,13 +241,13 @@ def estimate_cost(
     most = max((_accelerators(choice) for choice in uncounted), default=0)
     worth = max(_worth_per_hour(choice, region, prices) for choice in spec.cluster.choices) * hours
     queue = spec.cluster.queue
-    is_preempted = queue is not None and queue.quota_share is not None
-    not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION) if is_preempted else _NEVER_COVERED
-    if (spec.cluster.keep_alive or 0) > MAX_KEEP_ALIVE_SECONDS:
-        longest, given = (
-            format_duration(MAX_KEEP_ALIVE_SECONDS),
-            format_duration(spec.cluster.keep_alive or 0),
-        )
+    not_covered: tuple[str, ...] = _NEVER_COVERED
+    if queue is not None and queue.quota_share is not None:
+        not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION)
+    keep_alive = spec.cluster.keep_alive or 0
+    if keep_alive > MAX_KEEP_ALIVE_SECONDS:
+        longest = format_duration(MAX_KEEP_ALIVE_SECONDS)
+        given = format_duration(keep_alive)
         yield warning(
             f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
         )
@@ -254,7 +255,7 @@ def estimate_cost(
         yield warning(
             f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh"
         )
-        unknown = None if spec.cluster.keep_alive else 0.0
+        unknown = None if keep_alive else 0.0
         return CostPlan(
             usd_per_hour=None,
             max_usd=None,
@@ -272,7 +273,7 @@ def estimate_cost(
         )
     # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
     estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100
-    warm = math.ceil(price.usd_per_hour * (spec.cluster.keep_alive or 0) / 36) / 100
+    warm = math.ceil(price.usd_per_hour * keep_alive / 36) / 100
     hourly = round(price.usd_per_hour, 4)
     if spec.limits.cost is not None and not price.usd_per_hour:
         yield warning(
@@ -295,8 +296,9 @@ def estimate_cost(
 def _accelerators(choice: Choice) -> int:
     """Return the accelerators of a choice; a type that is newer than the catalog counts as one, which is the least."""
     instance = find_instance(choice.instance_type)
-    each = 1 if instance is None or instance.gpus is None else instance.gpus
-    return choice.instances * each
+    if instance is None or instance.gpus is None:
+        return choice.instances
+    return choice.instances * instance.gpus
 
 
 def _worth_per_hour(choice: Choice, region: str, prices: Prices) -> float:

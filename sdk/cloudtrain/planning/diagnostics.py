@@ -58,7 +58,15 @@ def problems_of(
         if each.severity is Severity.ERROR and each.path[:1] == (SETTING,):
             name = str(each.path[1])
             source = settings.sources.get(name, "Settings(...)")
-            found[Problem(source, None, None, name, each.message, each.hint)] = None
+            problem = Problem(
+                file=source,
+                line=None,
+                column=None,
+                path=name,
+                message=each.message,
+                hint=each.hint,
+            )
+            found[problem] = None
         elif each.severity is Severity.ERROR:
             found[spec.problem_of(each)] = None
     return list(found)

@@ -125,4 +125,6 @@ def _largest_argument(spec: JobSpec) -> FieldPath:
     pairs = args.items() if isinstance(args, dict) else enumerate(args)
     sizes = {key: len(str(value)) for key, value in pairs}
     key = max(sizes, key=lambda each: sizes[each])
-    return ("code", "args", key) if 2 * sizes[key] > sum(sizes.values()) else ("code", "args")
+    if 2 * sizes[key] > sum(sizes.values()):
+        return ("code", "args", key)
+    return ("code", "args")

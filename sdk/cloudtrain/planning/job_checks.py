@@ -53,8 +53,8 @@ def check_abilities(spec: JobSpec) -> Iterator[Diagnostic]:
         )
     if spec.cluster.network.isolation and spec.cluster.preferred_instances > 1:
         yield from _check_isolated_hosts(spec)
-    for name, channel in spec.data.items() if spec.train is not None else ():
-        if channel.mode == "Pipe":
+    for name, channel in spec.data.items():
+        if channel.mode == "Pipe" and spec.train is not None:
             message = "a Task reads a channel's files, but Pipe mode delivers one stream without file names"
             yield error(
                 ("data", name, "mode"), message, "use FastFile, which streams on read, or File"
@@ -126,10 +126,12 @@ def check_resume_source(spec: JobSpec, resumed: ResumeSource | None) -> Iterator
 
 def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnostic]:
     """Name the weights that a new run starts with, and reject those that it cannot read."""
-    at, source = ("train", "init_from"), None if spec.train is None else spec.train.init_from
-    if source is None:
+    if spec.train is None or spec.train.init_from is None:
         return
-    is_path, path = not source.startswith("s3://"), path_of(local_uri(spec, source))
+    at = ("train", "init_from")
+    source = spec.train.init_from
+    is_path = not source.startswith("s3://")
+    path = path_of(local_uri(spec, source))
     if is_run_id(source.rpartition(":")[2]):
         yield error(at, f"there is no run {source} here", "see: cloudtrain list")
     elif is_path and not is_local:
@@ -140,11 +142,9 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
         )
     elif is_path and not path.exists():
         near = nearest(path.name, [each.name for each in path.parent.glob("*")])
-        hint = (
-            "name a model.pt, a folder of checkpoints, or the id of a run"
-            if near is None
-            else f"did you mean {path.with_name(near)}?"
-        )
+        hint = "name a model.pt, a folder of checkpoints, or the id of a run"
+        if near is not None:
+            hint = f"did you mean {path.with_name(near)}?"
         yield error(at, f"there is no file or folder {path}", hint)
     elif not is_path and spec.cluster.network.isolation:
         hint = "set isolation: false, with subnets that reach only S3"
@@ -162,7 +162,8 @@ def warn_about_code(
         yield warning(
             f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel"
         )
-    every, train = spec.checkpoint.every, spec.train
+    every = spec.checkpoint.every
+    train = spec.train
     if train is None:
         given = sorted(spec.checkpoint.model_fields_set & {"every", "keep"})
         if given and not conventions.saves_by_runtime:
@@ -275,12 +276,14 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
     if conventions.fresh_start is not None:
         yield warning(conventions.fresh_start)
     if not keeps_checkpoints(spec, conventions):
-        no_hang = spec.limits.hang is not None and not conventions.reports
-        yield warning(
+        text = (
             f"{spec.code.entry} shows no sign of checkpoints that are kept: neither cloudtrain_runtime.checkpoint, an "
             f"attached trainer nor {CHECKPOINTS}, and the job has no code.outputs. An interrupted run starts from the "
-            f"beginning{', and limits.hang, which needs reports of progress, has no effect' if no_hang else ''}"
+            "beginning"
         )
+        if spec.limits.hang is not None and not conventions.reports:
+            text += ", and limits.hang, which needs reports of progress, has no effect"
+        yield warning(text)
 
 
 def may_use_several_gpus(spec: JobSpec, conventions: ScriptConventions) -> bool:
@@ -307,14 +310,14 @@ def warn_about_last_batch(
 
 def keeps_checkpoints(spec: JobSpec, conventions: ScriptConventions) -> bool:
     """Return whether a script or its job names a place for checkpoints that are kept."""
+    if conventions.saves or spec.code.outputs:
+        return True
     args = spec.code.args
-    values = [*(args.values() if isinstance(args, dict) else args), *spec.code.variables.values()]
-    return (
-        conventions.saves
-        or bool(spec.code.outputs)
-        or any(is_kept(str(value)) for value in values)
-        or contains(named_files(spec.code_directory, script_argv(args)), CHECKPOINT_FOLDER)
-    )
+    arguments = args.values() if isinstance(args, dict) else args
+    if any(is_kept(str(value)) for value in (*arguments, *spec.code.variables.values())):
+        return True
+    # The folder may be named in a configuration file of the code.
+    return contains(named_files(spec.code_directory, script_argv(args)), CHECKPOINT_FOLDER)
 
 
 def _warn_of_import_path(
@@ -331,9 +334,9 @@ def _warn_of_import_path(
     for imported, folder in conventions.path_imports:
         if _is_required(imported, requirements):
             continue
-        where = (
-            "at the root of the code folder" if folder == "." else f"in {folder} of the code folder"
-        )
+        where = f"in {folder} of the code folder"
+        if folder == ".":
+            where = "at the root of the code folder"
         yield warning(
             f"{imported}, which is {where}, but Python's import path begins in {starts_in}, so the code cannot start: "
             f"add code.env: {{PYTHONPATH: {folder}}}"
@@ -431,9 +434,13 @@ def _arguments(spec: JobSpec) -> Iterator[tuple[FieldPath, str, str]]:
         return
     for index, (word, following) in enumerate(zip(args, [*args, "--"][1:], strict=True)):
         name, equals, value = str(word).partition("=")
-        if name.startswith("-") and (equals or not str(following).startswith("-")):
-            at = index if equals else index + 1
-            yield ("code", "args", at), name.lstrip("-"), value if equals else str(following)
+        if not name.startswith("-"):
+            continue
+        if equals:
+            yield ("code", "args", index), name.lstrip("-"), value
+        elif not str(following).startswith("-"):
+            # The value is the next word.
+            yield ("code", "args", index + 1), name.lstrip("-"), str(following)
 
 
 def _texts(value: Any, at: FieldPath) -> Iterator[tuple[FieldPath, str]]:

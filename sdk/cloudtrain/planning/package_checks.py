@@ -39,9 +39,11 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
     undescribed = (*unknown, *code.requirements.extras)
     has |= brought
     wanted = dict(_imported(code, has))
+    # Lines without a name may bring a package of the same name as a folder, so nothing is sure with them.
     namesakes = {} if required is None else dict(code.conventions.namesakes)
     for module in namesakes.keys() & wanted.keys():
-        folder, (_, place) = namesakes[module], wanted.pop(module)
+        folder = namesakes[module]
+        _, place = wanted.pop(module)
         yield warning(
             f"{place} imports {module}, which {_folder(folder)} has, but Python's import path does not lead there, and "
             f"AWS's image of PyTorch {image.framework} has no such package: add code.env: {{PYTHONPATH: {folder}}}"
@@ -71,8 +73,10 @@ def _imported(code: CodeInfo, has: Collection[str]) -> Iterator[tuple[str, tuple
         packages = catalog.packages_of(module)
         # A module of a namespace may be in a package whose name has a suffix, such as nvidia-cudnn-cu13.
         similar = has if "." in module else code.requirements.names or ()
-        if not any(each in has for each in packages) and not _is_part(module, similar):
-            yield module, (packages[0] if packages else module, place)
+        if any(each in has for each in packages) or _is_part(module, similar):
+            continue
+        package = packages[0] if packages else module
+        yield module, (package, place)
 
 
 @functools.lru_cache
@@ -82,9 +86,11 @@ def _packages_below(names: frozenset[str]) -> tuple[frozenset[str], tuple[str, .
     It is read from the catalog and from the records of the packages that are installed here, which takes a millisecond
     for each. No package is imported.
     """
-    brought, undescribed = set(catalog.installed_with(names)), []
+    brought = set(catalog.installed_with(names))
+    undescribed = []
     for name in sorted(names):
-        seen, waiting = {name}, [name]
+        seen = {name}
+        waiting = [name]
         while waiting:
             each = waiting.pop()
             try:
@@ -138,13 +144,13 @@ def _describe_doubt(
 def _describe(missing: Mapping[str, str], spec: JobSpec, code: CodeInfo, framework: str) -> str:
     verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
     file = spec.code.requirements
-    fix = (
-        f"add {them} to {file}"
-        if file
-        else f"name {them} in a file, and the file in code.requirements"
-    )
+    fix = f"name {them} in a file, and the file in code.requirements"
+    if file:
+        fix = f"add {them} to {file}"
     computed = code.conventions.computed_import
-    others = f", among others that {computed} imports by computed names" if computed else ""
+    others = ""
+    if computed:
+        others = f", among others that {computed} imports by computed names"
     return (
         f"{_listing(missing)} {verb} needed{others}, and neither in AWS's image of PyTorch {framework} nor in "
         f"code.requirements: {fix}"
@@ -163,7 +169,8 @@ def _wanted(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _is_part(module: str, required: Iterable[str]) -> bool:
     """Return whether a required package's name contains that of a module, as `umap-learn` does that of `umap`."""
-    name = catalog.packages_of(module)[0] if catalog.packages_of(module) else module
+    packages = catalog.packages_of(module)
+    name = packages[0] if packages else module
     return any(name in each or module.lower() in each for each in required)
 
 
@@ -197,11 +204,9 @@ def warn_about_torch(requirements: Requirements, image_uri: str) -> Iterator[Dia
             for each in catalog.images()
             if not rejects(line.versions, *map(int, each.framework.split(".")))
         ]
-        fix = (
-            f'use the image that has it, cluster.framework: "{wanted[0]}"'
-            if wanted
-            else "remove the line to use the image's"
-        )
+        fix = "remove the line to use the image's"
+        if wanted:
+            fix = f'use the image that has it, cluster.framework: "{wanted[0]}"'
         yield warning(
             f"{line.place}: {line.text} replaces PyTorch {image.framework} of AWS's image, for which its other packages "
             f"and its network libraries were built: {fix}"
@@ -225,7 +230,8 @@ def warn_about_wheels(requirements: Requirements, image_uri: str) -> Iterator[Di
 
 def check_installed_module(spec: JobSpec, image_uri: str) -> Iterator[Diagnostic]:
     """Reject a module that is neither in the code folder nor in AWS's image, where no requirements can bring it."""
-    module, image = spec.code.module, catalog.find_image(image_uri)
+    module = spec.code.module
+    image = catalog.find_image(image_uri)
     if module is None or image is None or spec.code.requirements is not None:
         return
     top = module.partition(".")[0]

@@ -60,9 +60,15 @@ class Machine:
     has_tensorboard: bool = True
     cards: int | None = None
 
+    @property
+    def has_mig(self) -> bool:
+        """Whether several GPUs are parts of one card, as MIG instances are."""
+        return self.cards is not None and self.cards < self.gpus
+
     def is_shared_by(self, ranks: int) -> bool:
         """Return whether NCCL cannot give each of these ranks a GPU, of which there is one at least."""
-        return 0 < (self.gpus if self.cards is None else self.cards) < ranks
+        usable = self.gpus if self.cards is None else self.cards
+        return 0 < usable < ranks
 
 
 _Instances = list[catalog.Instance | None]
@@ -90,7 +96,8 @@ def choose_placement(
     known = [instance for instance in instances if instance is not None]
     distribution = yield from _distribution(spec, known)
     if machine is not None and region not in catalog.image_regions():
-        region = _OTHER_REGION  # a local run pulls no image
+        # A local run pulls no image.
+        region = _OTHER_REGION
     image, framework = yield from _image(spec, distribution, known, region, today)
     processes = yield from _processes(spec, instances, machine, shares_out=shares_out)
     cluster = ClusterPlan(
@@ -102,32 +109,32 @@ def choose_placement(
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
         backend=_backend(spec, distribution, instances[0], processes, machine),
     )
-    gpus = (
-        machine.gpus
-        if machine is not None
-        else instances[0].gpus
-        if instances[0] is not None
-        else None
-    )
-    yield from _check_parallel(spec, cluster, framework, gpus)
+    yield from _check_parallel(spec, cluster, framework, _gpus(instances[0], machine))
     return cluster, image
+
+
+def _gpus(instance: catalog.Instance | None, machine: Machine | None) -> int | None:
+    """Return the GPUs of this machine or else of an instance; None for a type that is newer than the catalog."""
+    if machine is not None:
+        return machine.gpus
+    if instance is None:
+        return None
+    return instance.gpus
 
 
 def _find_instances(spec: JobSpec) -> Step[_Instances]:
     instances = []
     for index, name in enumerate(spec.cluster.types):
-        at: FieldPath = (
-            ("cluster", "prefer", index) if spec.cluster.prefer else ("cluster", "instance_type")
-        )
+        at: FieldPath = ("cluster", "instance_type")
+        if spec.cluster.prefer:
+            at = ("cluster", "prefer", index)
         instance = catalog.find_instance(name)
         if instance is None:
             yield from _check_unknown_type(name, at)
         elif not instance.has_images:
-            why = (
-                "has no GPU that PyTorch's CUDA images support"
-                if instance.neuron
-                else "is not an x86 machine"
-            )
+            why = "is not an x86 machine"
+            if instance.neuron:
+                why = "has no GPU that PyTorch's CUDA images support"
             yield error(at, f"{name} {why}", "choose a p or g type, such as ml.p4d.24xlarge")
         instances.append(instance)
     return instances
@@ -141,7 +148,9 @@ def _check_unknown_type(name: str, at: FieldPath) -> Iterator[Diagnostic]:
         )
         return
     near = " or ".join(f'"{other}"' for other in catalog.suggest(name))
-    hint = (f"did you mean {near}? " if near else "") + "If it is a new type: pip install -U boto3"
+    hint = "If it is a new type: pip install -U boto3"
+    if near:
+        hint = f"did you mean {near}? {hint}"
     yield error(
         at,
         f"SageMaker has no instance type {name} (model of botocore {service_limits.model_version()})",
@@ -201,9 +210,9 @@ def _refuse_region(region: str) -> Iterator[Diagnostic]:
     if region in service_limits.regions() or service_limits.is_newer_region(region):
         known = catalog.image_regions()
         near = nearest(region, known)
-        hint = (
-            f'did you mean "{near}"? ' if near else ""
-        ) + f"one of: {', '.join(known)}; or give cluster.image"
+        hint = f"one of: {', '.join(known)}; or give cluster.image"
+        if near:
+            hint = f'did you mean "{near}"? {hint}'
         yield error(("cluster", "image"), f"no registry of AWS's images is known in {region}", hint)
 
 
@@ -220,11 +229,14 @@ def _framework(
         if not fitting:
             yield _gpu_error(serving[0], gpus, "none of AWS's images has them")
             return None
-        on = f" on {' and '.join(gpus)}" if fitting[0] is not serving[0] else ""
-        on += f" in {region}" if len(images) < len(catalog.images()) else ""
-        yield decision(
-            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with{on}"
+        text = (
+            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with"
         )
+        if fitting[0] is not serving[0]:
+            text += f" on {' and '.join(gpus)}"
+        if len(images) < len(catalog.images()):
+            text += f" in {region}"
+        yield decision(text)
         return fitting[0]
     version = ".".join(requested.split(".")[:2])
     found = next((image for image in images if image.framework == version), None)
@@ -238,28 +250,32 @@ def _framework(
     if found is None:
         legal = [image.framework for image in images]
         near = nearest(version, legal)
-        yield error(
-            ("cluster", "framework"),
-            f"AWS has no PyTorch {requested} image in {region} that cloudtrain can use",
-            (f'did you mean "{near}"? ' if near else "")
-            + f"one of: {', '.join(legal)}; or give cluster.image",
-        )
-    else:
-        if needs_smddp:
-            yield from _check_smddp(found, distribution, ("cluster", "framework"))
-        if _unsupported(found, gpus):
-            others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
-            yield _gpu_error(found, gpus, f"these have: {others}" if others else "no other has")
+        message = f"AWS has no PyTorch {requested} image in {region} that cloudtrain can use"
+        hint = f"one of: {', '.join(legal)}; or give cluster.image"
+        if near:
+            hint = f'did you mean "{near}"? {hint}'
+        yield error(("cluster", "framework"), message, hint)
+        return None
+    if needs_smddp:
+        yield from _check_smddp(found, distribution, ("cluster", "framework"))
+    if _unsupported(found, gpus):
+        others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
+        yield _gpu_error(found, gpus, f"these have: {others}" if others else "no other has")
     return found
 
 
 def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:
     """Return the GPUs that an image's PyTorch has no kernels for."""
-    found = []
+    found: list[str] = []
+    if not image.cuda:
+        return found
+    cuda = _version(image.cuda)
     for gpu in gpus:
+        # An empty text where the GPU has no such limit.
         first, last = CUDA_RANGES.get(gpu, ("", ""))
-        cuda = _version(image.cuda) if image.cuda else ()
-        if cuda and ((first and cuda < _version(first)) or (last and cuda > _version(last))):
+        is_too_old = first and cuda < _version(first)
+        is_too_new = last and cuda > _version(last)
+        if is_too_old or is_too_new:
             found.append(gpu)
     return found
 
@@ -374,6 +390,7 @@ def _processes(
         None if gpus is None else (gpus or CPU_PROCESSES) * count
         for gpus, count in zip(counts, given, strict=True)
     }
+    # The world size may depend on the type. Unknown numbers of GPUs are equal only with equal numbers of instances.
     if len(ranks) > 1 or (None in ranks and len(set(given)) > 1):
         triples = zip(spec.cluster.choices, counts, strict=True)
         each = ", ".join(
@@ -390,15 +407,17 @@ def _processes(
             "ranks: one per GPU; the types have different numbers of GPUs, and the same world size"
         )
         return None
-    return None if counts[0] is None else counts[0] or CPU_PROCESSES
+    # None where the type is newer than the catalog: the container counts its GPUs.
+    return CPU_PROCESSES if counts[0] == 0 else counts[0]
 
 
 def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> int:
     """Return the number of all ranks; 0 when it is unknown before the start."""
+    each = processes
     first = instances[0]
-    each = (
-        processes if processes is not None or len(instances) == 1 or first is None else first.gpus
-    )
+    if processes is None and len(instances) > 1 and first is not None:
+        # The types have different numbers of GPUs, and all the same world size.
+        each = first.gpus
     return (each or 0) * spec.cluster.preferred_instances
 
 
@@ -412,14 +431,16 @@ def _warn_about_sharing(
 ) -> Iterator[Diagnostic]:
     if machine is not None:
         yield from _warn_about_sharing_here(spec, requested, machine)
-    for name, gpus in (
-        (instance.name, instance.gpus) for instance in instances if instance is not None
-    ):
-        if gpus and requested > gpus:
+    for instance in instances:
+        if instance is None or not instance.gpus:
+            continue
+        name = instance.name
+        gpus = instance.gpus
+        if requested > gpus:
             yield warning(
                 f"{requested} ranks share the {gpus} GPU of {name}: Gloo, which is slower than NCCL"
             )
-        elif gpus and requested < gpus and machine is None and not shares_out:
+        elif requested < gpus and machine is None and not shares_out:
             subject = "1 rank uses" if requested == 1 else f"{requested} ranks use"
             yield warning(
                 f"{subject} {requested} of the {gpus} GPUs of {name}; all of them are billed"
@@ -434,11 +455,10 @@ def _warn_about_sharing_here(
     ranks = processes * instances
     if not machine.is_shared_by(ranks):
         return
-    kind = "MIG instances" if machine.cards is not None and machine.cards < machine.gpus else "GPU"
-    plural = "s" if kind == "GPU" and machine.gpus > 1 else ""
-    text = (
-        f"{ranks} ranks share {machine.gpus} {kind}{plural} here, so they use Gloo instead of NCCL"
-    )
+    kind = "GPUs" if machine.gpus > 1 else "GPU"
+    if machine.has_mig:
+        kind = "MIG instances"
+    text = f"{ranks} ranks share {machine.gpus} {kind} here, so they use Gloo instead of NCCL"
     if spec.code.task is None:
         text += "; nccl in the code becomes gloo, which has the collectives of DDP for tensors on a GPU, not those of FSDP"
     each = max(1, machine.gpus // instances)
@@ -454,9 +474,10 @@ def _local_processes(spec: JobSpec, machine: Machine) -> Step[int]:
     instances = spec.cluster.preferred_instances
     if machine.gpus == 0:
         return CPU_PROCESSES
-    is_mig = machine.cards is not None and machine.cards < machine.gpus
-    # A process of CUDA sees one MIG instance only.
-    processes = 1 if is_mig else max(1, machine.gpus // instances)
+    processes = max(1, machine.gpus // instances)
+    if machine.has_mig:
+        # A process of CUDA sees one MIG instance only.
+        processes = 1
     yield from _warn_about_sharing_here(spec, processes, machine)
     return processes
 
@@ -469,13 +490,10 @@ def _backend(
     machine: Machine | None,
 ) -> str:
     if machine is not None:
-        return (
-            "gloo"
-            if machine.gpus == 0
-            or machine.is_shared_by((processes or 1) * spec.cluster.preferred_instances)
-            else "nccl"
-        )
-    gpus = instance.gpus if instance is not None else None
+        ranks = (processes or 1) * spec.cluster.preferred_instances
+        has_gpu_each = machine.gpus > 0 and not machine.is_shared_by(ranks)
+        return "nccl" if has_gpu_each else "gloo"
+    gpus = _gpus(instance, machine)
     if gpus == 0 or (gpus and (processes or 0) > gpus):
         return "gloo"
     return "nccl" if distribution == TORCH_DISTRIBUTED else "smddp"
@@ -484,9 +502,10 @@ def _backend(
 def _check_parallel(
     spec: JobSpec, cluster: ClusterPlan, framework: str | None, gpus: int | None
 ) -> Iterator[Diagnostic]:
-    parallel = spec.train.parallel if spec.train is not None else None
-    if parallel is None or parallel.is_plain:
+    train = spec.train
+    if train is None or train.parallel.is_plain:
         return
+    parallel = train.parallel
     at = ("train", "parallel")
     if framework is not None and _version(framework) < _version(MIN_FSDP2_VERSION):
         field = next(
@@ -498,10 +517,11 @@ def _check_parallel(
         hint = f"use distribution: {TORCH_DISTRIBUTED} with a newer framework, or data: ddp"
         yield error((*at, field), message, hint)
     if gpus and cluster.backend == "gloo":
-        hint = "use one rank per GPU (cluster.processes_per_instance), or, for a local run, hide the GPUs from it "
-        yield error(
-            at, "ranks that share a GPU support data: ddp only", hint + "(CUDA_VISIBLE_DEVICES= )"
+        hint = (
+            "use one rank per GPU (cluster.processes_per_instance), or, for a local run, hide the GPUs from it "
+            "(CUDA_VISIBLE_DEVICES= )"
         )
+        yield error(at, "ranks that share a GPU support data: ddp only", hint)
     group = parallel.group_size
     world_size = cluster.world_size
     if world_size % group:
@@ -510,22 +530,27 @@ def _check_parallel(
     elif parallel.shard and (replicas := world_size // group) % parallel.shard:
         message = f"shard {parallel.shard} does not divide the {replicas} data ranks"
         yield error((*at, "shard"), message, f"it must be one of {_divisors(replicas)}")
-    if spec.train is not None and parallel.pipeline > 1:
-        yield from _check_pipeline(spec.train)
-    if spec.train is not None and 1 < parallel.pipeline > spec.train.accumulate:
-        stages, present, better = parallel.pipeline, spec.train.accumulate, 4 * parallel.pipeline
-        waits, less = (
-            (stages - 1) / (micro_batches + stages - 1) for micro_batches in (present, better)
-        )
-        yield warning(
-            f"{stages} pipeline stages with accumulate {present}: {waits:.0%} of each step is waiting; with accumulate "
-            f"{better} it would be {less:.0%}"
-        )
+    if parallel.pipeline > 1:
+        yield from _check_pipeline(train)
+        yield from _warn_about_waiting(parallel.pipeline, train.accumulate)
     if cluster.processes_per_instance and parallel.tensor > cluster.processes_per_instance:
         yield warning(
             f"tensor parallelism over {parallel.tensor} ranks spans instances of {cluster.processes_per_instance}: "
             "every layer waits for the network"
         )
+
+
+def _warn_about_waiting(stages: int, micro_batches: int) -> Iterator[Diagnostic]:
+    """Warn about a pipeline that fills and drains for a large part of each step."""
+    if micro_batches >= stages:
+        return
+    better = 4 * stages
+    waits = (stages - 1) / (micro_batches + stages - 1)
+    less = (stages - 1) / (better + stages - 1)
+    yield warning(
+        f"{stages} pipeline stages with accumulate {micro_batches}: {waits:.0%} of each step is waiting; with accumulate "
+        f"{better} it would be {less:.0%}"
+    )
 
 
 def _divisors(number: int) -> str:
@@ -534,8 +559,10 @@ def _divisors(number: int) -> str:
 
 def _check_pipeline(train: Train) -> Iterator[Diagnostic]:
     """Check that the schedule of a pipeline fits the number of micro-batches and the rest of the section."""
-    at, parallel = ("train", "parallel"), train.parallel
-    stages, schedule = parallel.pipeline, parallel.schedule
+    at = ("train", "parallel")
+    parallel = train.parallel
+    stages = parallel.pipeline
+    schedule = parallel.schedule
     hint = f"set train.accumulate to {4 * stages}, or schedule: gpipe, which takes any number"
     if schedule == "1f1b" and train.accumulate < stages:
         message = f"1f1b with {stages} stages needs accumulate {stages} or more, and it is {train.accumulate}"

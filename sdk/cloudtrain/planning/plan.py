@@ -226,7 +226,17 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `plan --json` prints."""
         checkpoint = self.config.checkpoint
+        every = format_duration(checkpoint.every_seconds or 0)
+        if checkpoint.every_steps:
+            every = f"{checkpoint.every_steps} steps"
         source = self.bundle.source
+        batch = None
+        if self.batch is not None:
+            batch = {
+                "per_rank": self.batch.per_rank,
+                "accumulate": self.batch.accumulate,
+                "global": self.batch.global_,
+            }
         return {
             "run": self.run,
             "target": self.target,
@@ -241,13 +251,7 @@ class Plan:
             "source": source
             and {"commit": source.commit, "branch": source.branch, "dirty": source.dirty},
             "cluster": asdict(self.cluster),
-            "batch": None
-            if self.batch is None
-            else {
-                "per_rank": self.batch.per_rank,
-                "accumulate": self.batch.accumulate,
-                "global": self.batch.global_,
-            },
+            "batch": batch,
             "length": asdict(self.length),
             "cost": asdict(self.cost),
             "cuda_on_cpu": self.config.cuda_on_cpu,
@@ -262,9 +266,7 @@ class Plan:
             "secrets": {name: asdict(reference) for name, reference in self.config.secrets.items()},
             "checkpoint": {
                 "uri": self.locations.checkpoints,
-                "every": f"{checkpoint.every_steps} steps"
-                if checkpoint.every_steps
-                else format_duration(checkpoint.every_seconds or 0),
+                "every": every,
             },
             "max_runtime_seconds": self.max_runtime_seconds,
             "max_wait_seconds": self.max_wait_seconds,

@@ -86,18 +86,16 @@ def make_plan(
     sent = [request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp]
     identity = hashlib.sha256(dump_json(sent, sort_keys=True).encode()).hexdigest()
     decisions = replace(decisions, identity=identity)
-    plan = _render(
-        decisions, make_run_id(spec.name, now, suffix or target.run_suffix(decisions.identity))
-    )
+    run = make_run_id(spec.name, now, suffix or target.run_suffix(identity))
+    plan = _render(decisions, run)
     diagnostics += check_limits(spec, plan.request)
     diagnostics += check_secrets(spec)
     diagnostics += describe_outputs(spec, plan.locations.checkpoints)
     diagnostics += [each for each in found if isinstance(each, Diagnostic)]
     located = [each for each in found if isinstance(each, Problem)]
-    if problems := list(
-        dict.fromkeys([*located, *problems_of(diagnostics, spec, target.settings)])
-    ):
-        raise SpecError(problems)
+    located += problems_of(diagnostics, spec, target.settings)
+    if located:
+        raise SpecError(list(dict.fromkeys(located)))
     return replace(
         plan,
         warnings=texts_of(Severity.WARNING, diagnostics),
@@ -117,13 +115,7 @@ def _decide(
         today=today,
         shares_out=may_use_several_gpus(spec, code.conventions),
     )
-    # A path or uri in `checkpoint.resume` names the checkpoints; `auto`, `never` and a run id do not.
-    named = (
-        Path(spec.checkpoint.resume).as_uri()
-        if spec.checkpoint.resume.startswith("/")
-        else spec.checkpoint.resume
-    )
-    resumed = resumed or (target.resume_source(spec, named) if "://" in named else None)
+    resumed = resumed or _named_checkpoints(spec, target)
     yield from target.check(spec, code.conventions, resumed)
     limits, cost = yield from target.decide_limits(spec, today)
     local_rank = yield from find_local_rank_option(spec, code.conventions)
@@ -152,7 +144,28 @@ def _decide(
         local_rank_option=local_rank,
         launcher=launcher,
     )
-    return Decisions(spec, code, target, now, cluster, image, limits, cost, resumed, config)
+    return Decisions(
+        spec=spec,
+        code=code,
+        target=target,
+        created=now,
+        cluster=cluster,
+        image=image,
+        limits=limits,
+        cost=cost,
+        resumed=resumed,
+        config=config,
+    )
+
+
+def _named_checkpoints(spec: JobSpec, target: Target) -> ResumeSource | None:
+    """Return the checkpoints that a path or uri in `checkpoint.resume` names; None for `auto`, `never` and a run id."""
+    named = spec.checkpoint.resume
+    if named.startswith("/"):
+        named = Path(named).as_uri()
+    if "://" not in named:
+        return None
+    return target.resume_source(spec, named)
 
 
 def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any], RunConfig]:
@@ -170,14 +183,14 @@ def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any
 
 def _render(decisions: Decisions, run: str) -> Plan:
     """Return the plan of a run, without warnings and decisions."""
-    spec, target, limits, resumed = (
-        decisions.spec,
-        decisions.target,
-        decisions.limits,
-        decisions.resumed,
-    )
+    spec = decisions.spec
+    target = decisions.target
+    limits = decisions.limits
     locations, request, config = _documents(decisions, run)
     batch = _batch(spec, decisions.cluster.world_size)
+    resume = spec.checkpoint.resume
+    if decisions.resumed is not None:
+        resume = decisions.resumed.checkpoints
     return Plan(
         run=run,
         job=spec.name,
@@ -197,7 +210,7 @@ def _render(decisions: Decisions, run: str) -> Plan:
         uploads=target.uploads(spec, locations),
         warnings=(),
         decisions=(),
-        resume=spec.checkpoint.resume if resumed is None else resumed.checkpoints,
+        resume=resume,
         identity=decisions.identity,
         job_document=spec.to_document(),
         queue=target.queue(spec, request),
@@ -215,21 +228,31 @@ def _batch(spec: JobSpec, world_size: int) -> BatchPlan | None:
         return None
     replicas = world_size // train.parallel.group_size
     return BatchPlan(
-        train.batch_size, train.accumulate, train.batch_size * train.accumulate * replicas
+        per_rank=train.batch_size,
+        accumulate=train.accumulate,
+        global_=train.batch_size * train.accumulate * replicas,
     )
 
 
 def _length(spec: JobSpec, batch: BatchPlan | None, runtime: int) -> LengthPlan:
-    train, every = spec.train, spec.checkpoint.every
-    steps = train.steps if train is not None else None
+    train = spec.train
+    if train is None:
+        return LengthPlan(steps=None, epochs=None, samples=None, checkpoints=None)
+    steps = train.steps
+    every = spec.checkpoint.every
     checkpoints: int | None = None
-    if train is not None and every.seconds is not None:
-        checkpoints = runtime // every.seconds + 1  # the last one is at the end
-    elif train is not None and every.steps is not None and steps is not None:
+    if every.seconds is not None:
+        # One more, at the end.
+        checkpoints = runtime // every.seconds + 1
+    elif every.steps is not None and steps is not None:
+        # Rounded up, because the last one is at the end.
         checkpoints = -(-steps // every.steps)
+    samples: int | None = None
+    if steps and batch and batch.global_:
+        samples = steps * batch.global_
     return LengthPlan(
         steps=steps,
-        epochs=train.epochs if train is not None else None,
-        samples=steps * batch.global_ if steps and batch and batch.global_ else None,
+        epochs=train.epochs,
+        samples=samples,
         checkpoints=checkpoints,
     )

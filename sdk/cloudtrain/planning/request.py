@@ -100,7 +100,9 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
 
     Every field is equal to what `sagemaker.pytorch.PyTorch` 2.257 sends; tests compare the two.
     """
-    spec, settings, limits = decisions.spec, decisions.target.settings, decisions.limits
+    spec = decisions.spec
+    settings = decisions.target.settings
+    limits = decisions.limits
     algorithm: dict[str, Any] = {
         "TrainingImage": decisions.image,
         "TrainingInputMode": "File",
@@ -148,22 +150,27 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
     network = spec.cluster.network
     subnets = network.subnets or settings.subnets
     groups = network.security_groups or settings.security_groups
+    vpc = None
     # `check_settings` and the job's validation reject one without the other.
-    vpc = (
-        {"Subnets": list(subnets), "SecurityGroupIds": list(groups)} if subnets and groups else None
-    )
+    if subnets and groups:
+        vpc = {"Subnets": list(subnets), "SecurityGroupIds": list(groups)}
+    checkpoints = None
+    if syncs_checkpoints(spec):
+        checkpoints = {"S3Uri": locations.checkpoints}
+    tensorboard = None
+    if spec.tracking.tensorboard:
+        # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
+        tensorboard = {"S3OutputPath": locations.output}
+    retries = None
+    if spec.limits.retries:
+        retries = {"MaximumRetryAttempts": spec.limits.retries}
     optional = {
         "Environment": {**spec.code.variables, **tracked},
         "VpcConfig": vpc,
-        "CheckpointConfig": {"S3Uri": locations.checkpoints} if syncs_checkpoints(spec) else None,
-        # Below the run's name, as AWS's container copies what is written to /opt/ml/output/tensorboard.
-        "TensorBoardOutputConfig": {"S3OutputPath": locations.output}
-        if spec.tracking.tensorboard
-        else None,
+        "CheckpointConfig": checkpoints,
+        "TensorBoardOutputConfig": tensorboard,
         "MlflowConfig": mlflow if server.startswith("arn:") else None,
-        "RetryStrategy": {"MaximumRetryAttempts": spec.limits.retries}
-        if spec.limits.retries
-        else None,
+        "RetryStrategy": retries,
         "EnableNetworkIsolation": network.isolation,
         "EnableInterContainerTrafficEncryption": network.encrypt_traffic,
         "EnableManagedSpotTraining": spec.cluster.spot is not None,
@@ -175,13 +182,12 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
 
 
 def _registry(registry: PrivateRegistry) -> dict[str, Any]:
-    arn = registry.credentials
-    login = (
-        {"TrainingRepositoryAuthConfig": {"TrainingRepositoryCredentialsProviderArn": arn}}
-        if arn
-        else {}
-    )
-    return {"TrainingRepositoryAccessMode": "Vpc", **login}
+    access: dict[str, Any] = {"TrainingRepositoryAccessMode": "Vpc"}
+    if registry.credentials:
+        access["TrainingRepositoryAuthConfig"] = {
+            "TrainingRepositoryCredentialsProviderArn": registry.credentials
+        }
+    return access
 
 
 def _drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
@@ -262,8 +268,11 @@ def _channel(name: str, uri: str, channel: Channel | None) -> dict[str, Any]:
         "S3Uri": uri,
         "S3DataDistributionType": "ShardedByS3Key" if is_sharded else "FullyReplicated",
     }
-    mode = {} if channel is None or channel.mode == "File" else {"InputMode": channel.mode}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, **mode}
+    entry: dict[str, Any] = {"ChannelName": name, "DataSource": {"S3DataSource": source}}
+    # File is the job's own mode, TrainingInputMode.
+    if channel is not None and channel.mode != "File":
+        entry["InputMode"] = channel.mode
+    return entry
 
 
 def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:

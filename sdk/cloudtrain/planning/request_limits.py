@@ -26,25 +26,8 @@ def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]
     with_s3_uris = load_json(dump_json(request).replace('"file://', '"s3://hh'))
     for found in service_limits.check_request(with_s3_uris):
         violation = _in_job_units(found, spec)
-        if (
-            request["AlgorithmSpecification"]["TrainingImage"] == ""
-            and "TrainingImage" in violation.path
-        ):
-            continue  # no image was found, which is already reported
-        if violation.path == ("RoleArn",) and request["RoleArn"] == PLACEHOLDER_ROLE:
-            continue  # a missing setting, which is already reported
-        if violation.path[0] == "ResourceConfig" and violation.path[-1] == "InstanceType":
-            continue  # already reported, with the nearest types
-        if violation.path == ("OutputDataConfig", "S3OutputPath") and not (
-            spec.output.uri or "s3:"
-        ).startswith("s3:"):
-            continue  # already reported
-        if (
-            violation.path[0] == CHANNELS
-            and violation.path[-1] == "S3Uri"
-            and violation.message.startswith("''")
-        ):
-            continue  # a channel without a source, which is already reported
+        if _is_reported_elsewhere(violation, request, spec):
+            continue
         is_key = violation.is_key or violation.path[-1] in ("ChannelName", "Key")
         yield error(
             _source_of(violation.path, request, spec),
@@ -52,6 +35,26 @@ def check_limits(spec: JobSpec, request: dict[str, Any]) -> Iterator[Diagnostic]
             violation.hint,
             is_key=is_key,
         )
+
+
+def _is_reported_elsewhere(violation: Violation, request: dict[str, Any], spec: JobSpec) -> bool:
+    """Return whether another check of the plan reports the same fault, with a better message."""
+    path = violation.path
+    # No image was found.
+    if "TrainingImage" in path and request["AlgorithmSpecification"]["TrainingImage"] == "":
+        return True
+    # A setting is missing.
+    if path == ("RoleArn",) and request["RoleArn"] == PLACEHOLDER_ROLE:
+        return True
+    # An unknown type is reported with the nearest types.
+    if path[0] == "ResourceConfig" and path[-1] == "InstanceType":
+        return True
+    if path == ("OutputDataConfig", "S3OutputPath"):
+        uri = spec.output.uri or ""
+        return uri != "" and not uri.startswith("s3:")
+    # A channel has no source.
+    is_channel_uri = path[0] == CHANNELS and path[-1] == "S3Uri"
+    return is_channel_uri and violation.message.startswith("''")
 
 
 _DURATIONS = (
@@ -108,10 +111,13 @@ def _source_of(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Field
         member = member.rpartition(".")[0]
     source = _SOURCES.get(member, ())
     if source == ("output", "uri") and spec.output.uri is None:
-        return (SETTING, "prefix")  # the default of the field
-    depth = member.count(".") + 1
-    has_entries = source[-1:] in (("env",), ("prefer",), ("subnets",), ("security_groups",))
-    return (*source, *path[depth : depth + 1]) if has_entries else source
+        # The default of the field.
+        return (SETTING, "prefix")
+    if source[-1:] in (("env",), ("prefer",), ("subnets",), ("security_groups",)):
+        # These fields have entries: name the one that the value comes from.
+        depth = member.count(".") + 1
+        source = (*source, *path[depth : depth + 1])
+    return source
 
 
 def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> FieldPath:
@@ -126,16 +132,23 @@ def _given_member(path: FieldPath, request: dict[str, Any], spec: JobSpec) -> Fi
             key = next(
                 (at for at, channel in enumerate(given) if channel["ChannelName"] == name), -1
             )
-        has_key = (
-            key in given
-            if isinstance(given, Mapping)
-            else isinstance(key, int) and 0 <= key < len(given)
-        )
-        has_planned = part in planned if isinstance(planned, Mapping) else True
-        if not has_key:  # a required member that is missing belongs to the one above it
-            return (*found, part) if depth and depth == len(path) - 1 and not has_planned else ()
-        found, given, planned = (*found, key), given[key], planned[part]
+        if not _has(given, key):
+            # A required member that is missing belongs to the one above it.
+            is_planned = not isinstance(planned, Mapping) or part in planned
+            is_below_given = depth > 0 and depth == len(path) - 1
+            if is_below_given and not is_planned:
+                return (*found, part)
+            return ()
+        found = (*found, key)
+        given = given[key]
+        planned = planned[part]
     return found
+
+
+def _has(given: Any, key: str | int) -> bool:
+    if isinstance(given, Mapping):
+        return key in given
+    return isinstance(key, int) and 0 <= key < len(given)
 
 
 def _channel_source(path: FieldPath, member: str, request: dict[str, Any]) -> FieldPath:

@@ -173,13 +173,15 @@ def describe_changes(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Di
     if resumed is None or not resumed.job:
         return
     defaults = {"train": Train(epochs=1).model_dump(mode="json") | {"epochs": None}}
-    before, now = resumed.job, spec.to_document()
+    before = resumed.job
+    now = spec.to_document()
     for path, (effect, text) in RESUMED_FIELDS.items():
         section = path.partition(".")[0]
         if section != "train" and path != "code.args":
             continue
         default = _find(defaults, path)
-        old, new = _find(before, path, default), _find(now, path, default)
+        old = _find(before, path, default)
+        new = _find(now, path, default)
         if old == new:
             continue
         change = f"{path} was {_show(old)} and is {_show(new)}"
@@ -214,4 +216,6 @@ def _find(document: Any, path: str, default: Any = None) -> Any:
 
 def _show(value: Any) -> str:
     text = "not set" if value is None else str(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return f"{text[:_SHOWN_CHARACTERS]}..."

@@ -42,12 +42,13 @@ def decide_run_config(
     launcher: str,
 ) -> RunConfig:
     """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints."""
-    given = spec.code.args
-    args = (
-        dict(given)
-        if spec.code.task is not None and isinstance(given, dict)
-        else script_argv(given)
-    )
+    args = _arguments(spec)
+    train = None
+    tracking = None
+    if spec.train is not None:
+        train = _train(spec.train, tensorboard=spec.tracking.tensorboard)
+    if spec.train is not None and spec.tracking.mlflow:
+        tracking = TrackingConfig(mlflow_uri(spec))
     return RunConfig(
         run="",
         task=spec.code.task,
@@ -59,9 +60,7 @@ def decide_run_config(
         processes_per_instance=cluster.processes_per_instance,
         distribution=cluster.distribution,
         max_restarts=spec.limits.retries,
-        train=None
-        if spec.train is None
-        else _train(spec.train, tensorboard=spec.tracking.tensorboard),
+        train=train,
         checkpoint=_checkpoint(spec, resumed),
         code=code.digest,
         hang_seconds=None if spec.limits.hang is None else float(spec.limits.hang),
@@ -73,13 +72,19 @@ def decide_run_config(
         starts_ranks=code.conventions.starts_ranks,
         metrics=dict(spec.metrics),
         cuda_on_cpu=_simulated_devices(code, cluster) if target.cuda_on_cpu else 0,
-        tracking=TrackingConfig(mlflow_uri(spec))
-        if spec.train is not None and spec.tracking.mlflow
-        else None,
+        tracking=tracking,
         evaluation=code.evaluation,
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
         launcher=launcher if launcher == OWN else "",
     )
+
+
+def _arguments(spec: JobSpec) -> dict[str, Any] | list[str]:
+    """Return the arguments as a Task gets them, by name, or as a script does, in words."""
+    given = spec.code.args
+    if spec.code.task is not None and isinstance(given, dict):
+        return dict(given)
+    return script_argv(given)
 
 
 def _simulated_devices(code: CodeInfo, cluster: ClusterPlan) -> int:
@@ -90,33 +95,42 @@ def _simulated_devices(code: CodeInfo, cluster: ClusterPlan) -> int:
 
 def _checkpoint(spec: JobSpec, resumed: ResumeSource | None) -> CheckpointConfig:
     checkpoint = spec.checkpoint
-    # An isolated container has only /opt/ml/checkpoints, into which SageMaker downloads what it resumes from.
-    source = None if spec.cluster.network.isolation else resumed
-    default = "auto" if spec.cluster.network.isolation else checkpoint.resume
+    resume = checkpoint.resume
+    resume_run = ""
+    if spec.cluster.network.isolation:
+        # The container has only /opt/ml/checkpoints, into which SageMaker downloads what it resumes from.
+        resume = "auto"
+    elif resumed is not None:
+        resume = resumed.checkpoints
+        resume_run = resumed.run
     return CheckpointConfig(
         uri="",
         every_seconds=checkpoint.every.seconds,
         every_steps=checkpoint.every.steps,
         keep=checkpoint.keep,
-        resume=default if source is None else source.checkpoints,
-        resume_run="" if source is None else source.run,
+        resume=resume,
+        resume_run=resume_run,
     )
 
 
 def _train(train: Train, *, tensorboard: bool) -> TrainConfig:
     nested = {"parallel", "warmup", "evaluate", "early_stopping", "profile"}
     bucket = train.parallel.bucket
+    warmup_steps = 0
+    if train.warmup:
+        warmup_steps = train.warmup.steps or 0
+    early_stopping = None
+    if train.early_stopping:
+        early_stopping = EarlyStopping(**train.early_stopping.model_dump())
     return TrainConfig(
         **train.model_dump(exclude=nested),
         parallel=ParallelConfig(
             **train.parallel.model_dump(exclude={"bucket"}),
             bucket_bytes=None if bucket is None else bucket * 10**6,
         ),
-        warmup_steps=train.warmup.steps or 0 if train.warmup else 0,
+        warmup_steps=warmup_steps,
         evaluate_every_steps=train.evaluate.every.steps if train.evaluate else None,
-        early_stopping=EarlyStopping(**train.early_stopping.model_dump())
-        if train.early_stopping
-        else None,
+        early_stopping=early_stopping,
         profile_at=train.profile.at if train.profile else None,
         profile_steps=train.profile.steps if train.profile else 0,
         tensorboard=tensorboard,
@@ -132,11 +146,9 @@ def identify_training(
     """
     # Only what differs from the defaults counts, so that a field of a later version changes no identity.
     defaults = Train(epochs=1).model_dump(mode="json", exclude=set(LENGTH_FIELDS))
-    train = (
-        defaults
-        if spec.train is None
-        else spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
-    )
+    train = defaults
+    if spec.train is not None:
+        train = spec.train.model_dump(mode="json", exclude=set(LENGTH_FIELDS))
     identity = {
         "entry": spec.code.entry,
         "args": args,

@@ -16,7 +16,8 @@ SERVICE_JOB_TYPE = "SAGEMAKER_TRAINING"
 TRAINING_JOB_PREFIX = "AWSBatch"
 """Prefix that AWS Batch adds to the name in the payload. It also appends the attempt's id, 32 hexadecimal digits."""
 ATTEMPT_ID_CHARACTERS = 32
-_NAME_CHARACTERS = 63  # botocore's model of TrainingJobName
+# Source: botocore's model of TrainingJobName.
+_NAME_CHARACTERS = 63
 
 
 def render_service_job(spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:

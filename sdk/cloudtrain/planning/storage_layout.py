@@ -71,21 +71,29 @@ def direct_folder_of(synced: str) -> str:
     For `s3://bucket/run/checkpoints` it is `s3://bucket/run/steps/checkpoints`. It is not below the synced folder,
     because SageMaker downloads all of that folder to every host.
     """
-    parent, _, last = synced.rstrip("/").rpartition("/")
-    return f"{synced.rstrip('/')}/{_STEPS}" if parent == "s3:/" else f"{parent}/{_STEPS}/{last}"
+    folder = synced.rstrip("/")
+    parent, _, last = folder.rpartition("/")
+    if parent == "s3:/":
+        # A bucket has no parent, so its folder is within it.
+        return f"{folder}/{_STEPS}"
+    return f"{parent}/{_STEPS}/{last}"
 
 
 def synced_folder_of(direct_folder: str) -> str | None:
     """Return the synced folder for a result of `direct_folder_of`; None for other folders."""
     parent, _, last = direct_folder.rstrip("/").rpartition("/")
     above, _, name = parent.rpartition("/")
-    return f"{above}/{last}" if name == _STEPS and above != "s3:/" else None
+    if name != _STEPS or above == "s3:/":
+        return None
+    return f"{above}/{last}"
 
 
 def split_checkpoint(uri: str) -> tuple[str, str]:
     """Return folder and name of the checkpoint at a uri; an empty name when the uri is a folder of checkpoints."""
     folder, _, name = uri.rstrip("/").rpartition("/")
-    return (folder, name) if step_of_folder_name(name) is not None else (uri.rstrip("/"), "")
+    if step_of_folder_name(name) is None:
+        return (uri.rstrip("/"), "")
+    return (folder, name)
 
 
 def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
@@ -97,8 +105,14 @@ def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
     if not is_synced:
         return ResumeSource(folder, uri.rstrip("/"))
     synced = synced_folder_of(folder)
-    direct = direct_folder_of(folder) if synced is None else folder
-    return ResumeSource(synced or folder, f"{direct}/{name}" if name else direct)
+    if synced is None:
+        # The uri names the folder that SageMaker syncs.
+        synced, direct = folder, direct_folder_of(folder)
+    else:
+        direct = folder
+    if name:
+        return ResumeSource(synced, f"{direct}/{name}")
+    return ResumeSource(synced, direct)
 
 
 def syncs_checkpoints(spec: JobSpec) -> bool:
@@ -112,7 +126,9 @@ def syncs_checkpoints(spec: JobSpec) -> bool:
 
 def synced_resume_folder(spec: JobSpec, resumed: ResumeSource | None) -> str | None:
     """Return the folder in which a job continues an earlier run: unlike a Task, a script has one folder."""
-    return resumed.folder if resumed is not None and syncs_checkpoints(spec) else None
+    if resumed is None or not syncs_checkpoints(spec):
+        return None
+    return resumed.folder
 
 
 def saves_of(spec: JobSpec, *, task: str, script: str) -> str:
@@ -124,9 +140,13 @@ def saves_of(spec: JobSpec, *, task: str, script: str) -> str:
 
 def unless_resumed(uri: str, own: str, resumed: ResumeSource | None) -> str:
     """Return a uri, or the run's own folder where it is that of an earlier run, which may still be active."""
-    return own if resumed is not None and uri.rstrip("/") == resumed.folder.rstrip("/") else uri
+    if resumed is not None and uri.rstrip("/") == resumed.folder.rstrip("/"):
+        return own
+    return uri
 
 
 def local_uri(spec: JobSpec, uri: str) -> str:
     """Return the uri of a path that is relative to the job file; another uri as it is."""
-    return uri if "://" in uri else (spec.base / uri).resolve().as_uri()
+    if "://" in uri:
+        return uri
+    return (spec.base / uri).resolve().as_uri()

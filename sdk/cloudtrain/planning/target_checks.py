@@ -99,7 +99,8 @@ def check_local(
 
 def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
     for name, channel in spec.data.items():
-        if channel.mode == "Pipe" and spec.train is None:  # `check_abilities` rejects it for a Task
+        # `check_abilities` rejects it for a Task.
+        if channel.mode == "Pipe" and spec.train is None:
             yield error(
                 ("data", name, "mode"),
                 "local runs do not support Pipe mode",
@@ -141,13 +142,11 @@ def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Itera
     )
     if conventions.ml_paths:
         named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
-        more = (
-            f" and {len(conventions.ml_paths) - _MOST_NAMED} more"
-            if len(conventions.ml_paths) > _MOST_NAMED
-            else ""
-        )
+        others = len(conventions.ml_paths) - _MOST_NAMED
+        if others > 0:
+            named += f" and {others} more"
         yield warning(
-            f"{named}{more}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
+            f"{named}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
             "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
 
@@ -213,21 +212,21 @@ def _check_regions(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
 
     Secrets and MLflow servers are not among them: the run asks each in the region of its ARN.
     """
-    queue, image = spec.cluster.queue, spec.cluster.image
-    registry = None if image is None else image.private_registry
+    queue = spec.cluster.queue
+    image = spec.cluster.image
     found: list[tuple[FieldPath, str, str | None]] = [
-        *((at, "training plan", choice.training_plan) for at, choice in _training_plans(spec)),
-        (("cluster", "queue", "name"), "queue", None if queue is None else queue.name),
+        (at, "training plan", choice.training_plan) for at, choice in _training_plans(spec)
+    ]
+    if queue is not None:
+        found.append((("cluster", "queue", "name"), "queue", queue.name))
+    if image is not None and image.private_registry is not None:
         # SageMaker invokes it by Lambda's endpoint of the job's region, which has no functions of other regions.
-        (
-            ("cluster", "image", "private_registry", "credentials"),
-            "function",
-            None if registry is None else registry.credentials,
-        ),
+        field = ("cluster", "image", "private_registry", "credentials")
+        found.append((field, "function", image.private_registry.credentials))
+    if spec.notify is not None:
         # Source: Amazon EventBridge user guide, "Sending and receiving events between AWS Regions", 2026-11: a rule's
         # only target in another region is an event bus. The rule is in the region of the job, whose event it matches.
-        (("notify", "sns"), "topic", None if spec.notify is None else spec.notify.sns),
-    ]
+        found.append((("notify", "sns"), "topic", spec.notify.sns))
     for at, what, text in found:
         arn = parse_arn(text or "")
         if arn is not None and settings.region is not None and arn.region != settings.region:
@@ -252,14 +251,15 @@ def _describe_quotas(spec: JobSpec) -> Iterator[Diagnostic]:
 
 def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
     """Check that a job has the subnets through which SageMaker reaches its file systems and its registry."""
-    image, network = spec.cluster.image, spec.cluster.network
+    image = spec.cluster.image
+    network = spec.cluster.network
     if spec.cluster.remote_debug and network.isolation:
         yield warning(
             "cluster.remote_debug: an isolated container cannot reach AWS Systems Manager"
         )
-    if (network.subnets or settings.subnets) and (
-        network.security_groups or settings.security_groups
-    ):
+    has_subnets = network.subnets or settings.subnets
+    has_groups = network.security_groups or settings.security_groups
+    if has_subnets and has_groups:
         return
     found: list[tuple[FieldPath, str]] = [
         (
@@ -274,25 +274,26 @@ def _check_network(spec: JobSpec, settings: Settings) -> Iterator[Diagnostic]:
         found.append((("cluster", "image", "private_registry"), message))
     hint = "give cluster.network {subnets, security_groups}, or CLOUDTRAIN_SUBNETS and CLOUDTRAIN_SECURITY_GROUPS"
     for path, message in found:
-        yield (
-            warning(f"{'.'.join(map(str, path))}: {message}")
-            if settings.missing
-            else error(path, message, hint)
-        )
+        if settings.missing:
+            # The settings are incomplete, so they may get subnets, too, before the submit.
+            yield warning(f"{'.'.join(map(str, path))}: {message}")
+        else:
+            yield error(path, message, hint)
 
 
 def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
     cluster = spec.cluster
     if cluster.distribution not in ("auto", TORCH_DISTRIBUTED):
+        retries = " (limits.retries)" if spec.limits.retries else ""
         yield warning(
             f"{cluster.distribution}: AWS's toolkit starts the ranks. It does not forward SIGTERM, so a stop, a spot "
             "interruption and the end of limits.runtime lose the work since the last checkpoint; it does not restart "
-            f"ranks{' (limits.retries)' if spec.limits.retries else ''}; and it does not detect hangs"
+            f"ranks{retries}; and it does not detect hangs"
         )
     instances = [catalog.find_instance(name) for name in cluster.types]
-    if cluster.max_pending is not None and not any(
-        instance is None or instance.is_accelerated for instance in instances
-    ):
+    # A type that is newer than the catalog may have GPUs.
+    may_wait = any(instance is None or instance.is_accelerated for instance in instances)
+    if cluster.max_pending is not None and not may_wait:
         # Source: botocore 1.44.5's model of StoppingCondition, MaxPendingTimeInSeconds.
         yield warning(
             f"cluster.max_pending has no effect on {' and '.join(cluster.types)}: AWS applies it only to types with GPUs "
@@ -335,7 +336,8 @@ def _check_settings(settings: Settings) -> Iterator[Diagnostic]:
 
 
 def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[Diagnostic]:
-    uri, folder = spec.checkpoint.uri, synced_resume_folder(spec, resumed)
+    uri = spec.checkpoint.uri
+    folder = synced_resume_folder(spec, resumed)
     if uri is not None and not uri.startswith("s3://"):
         yield error(
             ("checkpoint", "uri"),
@@ -356,22 +358,24 @@ def _check_checkpoints(spec: JobSpec, resumed: ResumeSource | None) -> Iterator[
 
 def _warn_about_last_checkpoint(spec: JobSpec) -> Iterator[Diagnostic]:
     """Warn when the last checkpoint cannot be uploaded to S3 in the grace period after a stop request."""
-    size, every = spec.checkpoint.size, spec.checkpoint.every
-    hosts = min(choice.instances for choice in spec.cluster.choices)
+    size = spec.checkpoint.size
     if size is None:
         return
+    # With preferences, the fewest instances and the slowest type, because any of them may be taken.
+    hosts = min(choice.instances for choice in spec.cluster.choices)
     rate = min(catalog.s3_upload_bytes_per_second(name) for name in spec.cluster.types)
     usable_seconds = STOP_GRACE_SECONDS - _RESERVED_STOP_SECONDS
     seconds = size * 10**9 / (hosts * rate)
     if seconds <= usable_seconds:
         return
     enough = math.ceil(size * 10**9 / (usable_seconds * rate))
+    plural = "" if hosts == 1 else "s"
     yield warning(
         f"checkpoint.size: {size} GB take about {format_duration(seconds)} to upload from {hosts} "
-        f"instance{'' if hosts == 1 else 's'} at {format_size(rate)}/s each, but a stop leaves {usable_seconds} s "
+        f"instance{plural} at {format_size(rate)}/s each, but a stop leaves {usable_seconds} s "
         f"of its {STOP_GRACE_SECONDS} s for the upload: the last checkpoint would be lost, and the work since the one "
-        f"before. Use {enough} instances, which share the upload; a shorter checkpoint.every (now {every}), to lose "
-        "less; or a smaller checkpoint"
+        f"before. Use {enough} instances, which share the upload; a shorter checkpoint.every (now "
+        f"{spec.checkpoint.every}), to lose less; or a smaller checkpoint"
     )
 
 

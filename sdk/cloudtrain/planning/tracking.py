@@ -35,11 +35,13 @@ def mlflow_variables(
     uri = mlflow_uri(spec)
     if not uri:
         return {}
-    continues = resumed is not None and is_same_training(resumed.training, config.training)
+    mlflow_run = run
+    if resumed is not None and is_same_training(resumed.training, config.training):
+        # Empty where the earlier run was not tracked.
+        mlflow_run = resumed.mlflow_run or run
     defaults = {
         "MLFLOW_EXPERIMENT_NAME": spec.name,
-        MLFLOW_NAME_VARIABLE: (resumed.mlflow_run if resumed is not None and continues else "")
-        or run,
+        MLFLOW_NAME_VARIABLE: mlflow_run,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "DO_NOT_TRACK": "true",
     }

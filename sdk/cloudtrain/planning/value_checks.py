@@ -115,10 +115,15 @@ def _problem(spec: JobSpec, name: str, value: Any, kind: str) -> str:
         return ""
     meant = number_with_commas(shown)
     if is_task and not meant and not _parses(shown, "float"):
-        return ""  # a word may be meant, such as auto
-    hint = f"write {meant or shown}" if is_task or meant else "write it as the code parses it"
+        # A word may be meant, such as auto.
+        return ""
+    hint = "write it as the code parses it"
+    if is_task or meant:
+        hint = f"write {meant or shown}"
+    got = f"gets --{name} {shown}"
+    if is_task:
+        got = f'gets the text "{shown}"'
     wanted = "an integer" if kind == "int" else "a number"
-    got = f'gets the text "{shown}"' if is_task else f"gets --{name} {shown}"
     return f"{spec.code.entry} {got} and expects {wanted}; {hint}"
 
 
@@ -128,7 +133,9 @@ def _switch_problem(name: str, shown: str, *, is_task: bool, kind: str) -> str:
         meant = "true" if is_on else "false"
         return f'{shown} is the text "{shown}" in YAML 1.2, which counts as true in Python; write {meant}'
     if kind == "flag":
-        meant = f"write true for --{name} alone" if is_on else "remove it, or write null"
+        meant = "remove it, or write null"
+        if is_on:
+            meant = f"write true for --{name} alone"
         return f"{shown} is text in YAML 1.2, and --{name} takes no value; {meant}"
     if is_on:
         return ""

@@ -79,17 +79,21 @@ def differences(pool_job: Mapping[str, Any], request: Mapping[str, Any]) -> tupl
     found = [
         Difference(field, _shown(pool), _shown(job)) for field, pool, job in values if pool != job
     ]
-    pools, jobs = _types(pool_job), _types(request)
+    pools = _types(pool_job)
+    jobs = _types(request)
     if not set(pools) & set(jobs):
-        if {name for name, _ in pools} & {name for name, _ in jobs}:
-            counts = [" or ".join(str(count) for _, count in types) for types in (pools, jobs)]
-            found.append(Difference("cluster.instances", *counts))
-        else:
-            names = [" or ".join(name for name, _ in types) or "no type" for types in (pools, jobs)]
-            found.append(Difference("cluster.instance_type", *names))
+        found.append(_cluster_difference(pools, jobs))
     if request.get("EnableManagedSpotTraining"):
         found.append(Difference("cluster.spot", "on demand", "spot"))
     return tuple(found)
+
+
+def _cluster_difference(pools: _Types, jobs: _Types) -> Difference:
+    if {name for name, _ in pools} & {name for name, _ in jobs}:
+        counts = [" or ".join(str(count) for _, count in types) for types in (pools, jobs)]
+        return Difference("cluster.instances", *counts)
+    names = [" or ".join(name for name, _ in types) or "no type" for types in (pools, jobs)]
+    return Difference("cluster.instance_type", *names)
 
 
 _EQUAL: tuple[tuple[str, tuple[str, ...], Any], ...] = (
@@ -112,19 +116,19 @@ def _at(document: Mapping[str, Any], path: tuple[str, ...], default: Any) -> Any
         value = value.get(name) if isinstance(value, Mapping) else None
     if value in (None, ""):
         return default
-    return sorted(value) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        # The order of subnets and security groups has no meaning.
+        return sorted(value)
+    return value
 
 
 def _types(document: Mapping[str, Any]) -> _Types:
     resources = document["ResourceConfig"]
     count = int(resources.get("InstanceCount") or 0)
     if resources.get("SelectedInstanceType"):
-        return (
-            (
-                str(resources["SelectedInstanceType"]),
-                int(resources.get("SelectedInstanceCount") or count),
-            ),
-        )
+        # The choice among the preferences that SageMaker has made.
+        selected = int(resources.get("SelectedInstanceCount") or count)
+        return ((str(resources["SelectedInstanceType"]), selected),)
     if resources.get("InstanceType"):
         return ((str(resources["InstanceType"]), count),)
     preferences = resources.get("InstancePreferences") or ()
@@ -136,7 +140,9 @@ def _types(document: Mapping[str, Any]) -> _Types:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) or "none"
 
 
 def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime) -> WarmPool | None:
@@ -153,21 +159,34 @@ def read_pool(job: Mapping[str, Any], usd_per_hour: float | None, now: datetime)
     ended = job.get("TrainingEndTime")
     keep_alive = int(job.get("ResourceConfig", {}).get("KeepAlivePeriodInSeconds") or 0)
     kept_since: datetime | None = ended if status["Status"] == AVAILABLE else None
+    until = None
+    if kept_since is not None and keep_alive:
+        until = kept_since + timedelta(seconds=keep_alive)
     # AWS reports the billed time only after the pool has ended.
     kept = status.get("ResourceRetainedBillableTimeInSeconds")
     if kept is None:
-        elapsed = round((now - kept_since).total_seconds()) if kept_since is not None else 0
-        kept = max(0, elapsed if keep_alive == 0 else min(elapsed, keep_alive))
+        kept = _kept_so_far(kept_since, keep_alive, now)
+    usd = None
+    if usd_per_hour is not None:
+        usd = round(usd_per_hour * int(kept) / 3600, 2)
     return WarmPool(
         status=str(status["Status"]),
         keep_alive_seconds=keep_alive,
-        until=kept_since + timedelta(seconds=keep_alive)
-        if kept_since is not None and keep_alive
-        else None,
+        until=until,
         kept_seconds=int(kept),
-        usd=None if usd_per_hour is None else round(usd_per_hour * int(kept) / 3600, 2),
+        usd=usd,
         reused_by=str(status.get("ReusedByJob") or ""),
     )
+
+
+def _kept_so_far(kept_since: datetime | None, keep_alive: int, now: datetime) -> int:
+    """Return the seconds since the end of the run, at most the keep-alive period where that is known."""
+    if kept_since is None:
+        return 0
+    elapsed = max(0, round((now - kept_since).total_seconds()))
+    if keep_alive == 0:
+        return elapsed
+    return min(elapsed, keep_alive)
 
 
 def clock_time(moment: datetime) -> str:
@@ -191,6 +210,8 @@ def describe_start(
     mismatches = differences(job, request)
     if mismatches:
         others = f" (the nearest of {len(found)})" if len(found) > 1 else ""
-        return f"the cluster starts cold: the warm pool of {name}{others} differs in {', '.join(map(str, mismatches))}"
-    until = f", kept until {clock_time(pool.until)}" if pool.until is not None else ""
-    return f"reuses the warm pool of {name}{until}"
+        fields = ", ".join(map(str, mismatches))
+        return f"the cluster starts cold: the warm pool of {name}{others} differs in {fields}"
+    if pool.until is None:
+        return f"reuses the warm pool of {name}"
+    return f"reuses the warm pool of {name}, kept until {clock_time(pool.until)}"
