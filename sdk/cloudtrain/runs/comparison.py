@@ -171,7 +171,10 @@ def _compare_evaluated(name: str, evaluations: Sequence[Evaluation | None]) -> C
         (dict(each.data), each.splits[split].samples) for each in evaluations if each is not None
     ]
     compared = _choose_winner(f"evaluated {name}", values, values)
-    return compared if all(each == inputs[0] for each in inputs) else replace(compared, winner=None)
+    if any(each != inputs[0] for each in inputs):
+        # Values of different data cannot be compared.
+        return replace(compared, winner=None)
+    return compared
 
 
 def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMetric:
@@ -189,11 +192,13 @@ def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMe
 def _choose_winner(
     name: str, last: Sequence[float | None], best: Sequence[float | None]
 ) -> ComparedMetric:
-    higher, lower = is_higher_better(name), is_lower_better(name)
+    higher = is_higher_better(name)
+    lower = is_lower_better(name)
     known = [(value, index) for index, value in enumerate(best) if value is not None]
     winner = None
     if len(known) > 1 and higher != lower:
-        winner = (max if higher else min)(known, key=lambda pair: pair[0])[1]
+        choose = max if higher else min
+        _, winner = choose(known, key=lambda pair: pair[0])
     return ComparedMetric(name, tuple(last), tuple(best), winner)
 
 

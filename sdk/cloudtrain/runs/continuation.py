@@ -18,7 +18,8 @@ from cloudtrain_runtime.contract.manifest import Manifest
 def add_continuation(plan: Plan) -> Plan:
     """Return a plan that names the checkpoint that its run continues from, and the differences to that run."""
     found = _local_continuation(plan)
-    decisions, warnings = list(plan.decisions), list(plan.warnings)
+    decisions = list(plan.decisions)
+    warnings = list(plan.warnings)
     if found.manifest is not None:
         differences = f"; {found.differences}" if found.differences else ""
         decisions.append(

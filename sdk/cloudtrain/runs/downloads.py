@@ -215,22 +215,22 @@ class RunResults:
     def _find(self, part: str, step: int | str | None) -> list[SourceFile]:
         if part == CHECKPOINTS:
             return list(self._checkpoints(step))
-        found = [
-            each
-            for each in _all_files(self._open(self._storage.output))
-            if not each.path.startswith(".")
-        ]
-        found = [
-            each
-            for each in found
-            if (each.path.split("/")[0].split(".")[0] == MODEL) == (part == MODEL)
-        ]
+        found = []
+        for each in _all_files(self._open(self._storage.output)):
+            if each.path.startswith("."):
+                continue
+            # A folder `model` or an archive `model.tar.gz`; the other files are outputs.
+            is_model = each.path.split("/")[0].split(".")[0] == MODEL
+            if is_model == (part == MODEL):
+                found.append(each)
         if part == OUTPUTS and (kept := self._kept_outputs()):
             found += _all_files(self._open(kept), OUTPUTS_FOLDER)
         return found
 
     def _place(self, part: str) -> str:
-        return self._checkpoint_folder().uri if part == CHECKPOINTS else self._storage.output
+        if part == CHECKPOINTS:
+            return self._checkpoint_folder().uri
+        return self._storage.output
 
     def _open(self, uri: str) -> Source:
         return open_source(uri, self._make_s3)
@@ -239,14 +239,13 @@ class RunResults:
         """Return the uri of the files that code.outputs keeps, or an empty string."""
         try:
             plan = read_fields(self._read_plan(), PLAN)
-        except UserError:  # another program submitted the job
+        except UserError:
+            # Another program submitted the job.
             return ""
         folder = plan.get("checkpoint", {}).get("uri", "")
-        return (
-            f"{folder.rstrip('/')}/{OUTPUTS_FOLDER}"
-            if folder and plan.get("config", {}).get("outputs")
-            else ""
-        )
+        if not folder or not plan.get("config", {}).get("outputs"):
+            return ""
+        return f"{folder.rstrip('/')}/{OUTPUTS_FOLDER}"
 
     def _checkpoint_folder(self) -> CheckpointFolder:
         return CheckpointFolder.of_plan(self._read_plan(), self._run, self._storage.environ)
@@ -260,11 +259,13 @@ class RunResults:
         self.left_out = {
             each.name: f"{each.state}: {each.why}" for each in own if not each.is_complete
         }
-        for each in complete if step is None else [_of_step(complete, step, folder)]:
+        if step is not None:
+            yield from self._files_of(_of_step(complete, step, folder))
+            return
+        for each in complete:
             yield from self._files_of(each)
-        if step is None:
-            for uri in dict.fromkeys(each.rstrip("/") for each in (folder.synced, folder.uri)):
-                yield from self._other_files(uri, {each.name for each in listed})
+        for uri in dict.fromkeys(each.rstrip("/") for each in (folder.synced, folder.uri)):
+            yield from self._other_files(uri, {each.name for each in listed})
 
     def _files_of(self, checkpoint: SavedCheckpoint) -> list[SourceFile]:
         """Return the files of a checkpoint; those that make it complete are the last."""
@@ -321,8 +322,10 @@ def _of_step(
     """
     if step == BEST:
         fitting = [each for each in complete if each.best]
+    elif step == LAST:
+        fitting = complete[:1]
     else:
-        fitting = complete[:1] if step == LAST else [each for each in complete if each.step == step]
+        fitting = [each for each in complete if each.step == step]
     if fitting:
         return fitting[0]
     steps = ", ".join(str(each.step) for each in complete)
@@ -330,10 +333,11 @@ def _of_step(
         BEST: "checkpoint that is marked as best (train.export: best)",
         LAST: "complete checkpoint with a step",
     }
-    message = f"{folder.run} has no {what.get(str(step), f'complete checkpoint of step {step}')} at {folder.uri}"
-    raise UserError(
-        message, f"complete: {steps}" if steps else "without --step, all files there are downloaded"
-    )
+    wanted = what.get(str(step), f"complete checkpoint of step {step}")
+    hint = "without --step, all files there are downloaded"
+    if steps:
+        hint = f"complete: {steps}"
+    raise UserError(f"{folder.run} has no {wanted} at {folder.uri}", hint)
 
 
 def _is_archive(path: str) -> bool:

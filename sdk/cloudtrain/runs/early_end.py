@@ -18,7 +18,8 @@ def early_end(progress: Progress) -> str:
     has_failed = any(not failure.get("secondary") for failure in progress.failures)
     if stopped is None or has_failed:
         return ""
-    step, total = progress.last_step, progress.total_steps
+    step = progress.last_step
+    total = progress.total_steps
     if step is not None and total is not None and step >= total:
         return ""
     name = f" ({stopped['signal']})" if "signal" in stopped else ""

@@ -309,15 +309,21 @@ def _find_equal(file: SourceFile, target: Path, recorded: Mapping[str, str]) -> 
     with user_errors():
         if path.is_symlink() or not path.is_file() or path.stat().st_size != file.bytes:
             return None
-        digest, own = file.digest(), _hex_digest(path, "sha256")
-        if digest is None:  # compare with what an earlier download has recorded
+        digest = file.digest()
+        own = _hex_digest(path, "sha256")
+        if digest is None:
+            # Compare with what an earlier download has recorded.
             is_equal = path.stat().st_mtime == file.modified and recorded.get(file.path, own) == own
         else:
             is_equal = digest.matches(path)
-    return (
-        CopiedFile(file.path, file.bytes, own, digest.algorithm if digest else "size", False)
-        if is_equal
-        else None
+    if not is_equal:
+        return None
+    return CopiedFile(
+        path=file.path,
+        bytes=file.bytes,
+        sha256=own,
+        verified=digest.algorithm if digest else "size",
+        is_new=False,
     )
 
 
@@ -326,7 +332,8 @@ def _install(file: SourceFile, copy: Path, path: Path) -> CopiedFile:
     digest = file.digest()
     place = f"{file.source.uri.rstrip('/')}/{file.name}"
     with user_errors():
-        if copy.stat().st_size != file.bytes or (digest is not None and not digest.matches(copy)):
+        is_intact = copy.stat().st_size == file.bytes and (digest is None or digest.matches(copy))
+        if not is_intact:
             if digest is not None and digest.manifest is not None:
                 hint = "verify the checkpoints: cloudtrain checkpoints verify RUN"
                 raise DamagedCheckpointError(
@@ -336,11 +343,11 @@ def _install(file: SourceFile, copy: Path, path: Path) -> CopiedFile:
             hint = "repeat the command, which leaves out the files that are here already"
             raise kind(f"{place} has changed while it was read, or was damaged on its way", hint)
         found = CopiedFile(
-            file.path,
-            file.bytes,
-            _hex_digest(copy, "sha256"),
-            digest.algorithm if digest else "size",
-            True,
+            path=file.path,
+            bytes=file.bytes,
+            sha256=_hex_digest(copy, "sha256"),
+            verified=digest.algorithm if digest else "size",
+            is_new=True,
         )
         os.utime(copy, (file.modified, file.modified))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -349,7 +356,8 @@ def _install(file: SourceFile, copy: Path, path: Path) -> CopiedFile:
 
 
 def _check_space(files: Sequence[SourceFile], target: Path) -> None:
-    needed, free = sum(each.bytes for each in files), shutil.disk_usage(target).free
+    needed = sum(each.bytes for each in files)
+    free = shutil.disk_usage(target).free
     if needed > free:
         message = f"{target} has {format_size(free)} left, and the files have {format_size(needed)}; nothing was copied"
         raise UserError(
@@ -365,7 +373,8 @@ def _read_sums(target: Path) -> dict[str, str]:
 def _read_lines(target: Path) -> list[str]:
     with user_errors(), contextlib.suppress(FileNotFoundError):
         text = (target / SUMS_FILE).read_bytes().decode("utf-8", "surrogateescape")
-        return text.removesuffix("\n").split("\n") if text else []
+        if text:
+            return text.removesuffix("\n").split("\n")
     return []
 
 
@@ -414,7 +423,8 @@ def user_errors() -> Iterator[None]:
 
 def _make_counter(progress: ProgressCallback | None, total: int) -> Callable[[int], None]:
     """Return a thread-safe callback for copied bytes."""
-    done, lock = 0, threading.Lock()
+    done = 0
+    lock = threading.Lock()
 
     def count(step: int) -> None:
         nonlocal done

@@ -50,9 +50,11 @@ def find_hidden_failure(lines: Iterable[str]) -> str | None:
             is_open = False
             match = _EXCEPTION.match(text)
             if match is not None and match["type"] not in _HARMLESS:
-                error, since = match["text"], 0
+                error = match["text"]
+                since = 0
         elif (match := _KILLED.match(text)) is not None:
-            error, since = match["text"], 0
+            error = match["text"]
+            since = 0
         is_ignored = text.startswith(_IGNORED)
     if error is None or since > _MOST_LINES_AFTER:
         return None

@@ -99,13 +99,18 @@ class Progress:
             return 0.0
         if self.total_steps is None or len(self.marks) < 2:  # noqa: PLR2004 (a rate needs two points)
             return None
-        (began, first), (newest, last) = self.marks[0], self.marks[-1]
-        span, idle = newest - began, max(0.0, now - newest)
+        began, first = self.marks[0]
+        newest, last = self.marks[-1]
+        span = newest - began
         if span <= 0 or last <= first:
             return None
-        steps, usual = max(0, self.total_steps - last), span / (len(self.marks) - 1)
+        steps = max(0, self.total_steps - last)
+        idle = max(0.0, now - newest)
+        usual = span / (len(self.marks) - 1)
         if idle > _STALL_FACTOR * usual or idle > steps * span / (last - first):
-            span, idle = span + idle, 0.0
+            # The next step takes long, so the time since the newest one counts for the rate.
+            span += idle
+            idle = 0.0
         return steps * span / (last - first) - idle
 
 
@@ -158,23 +163,23 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
     """Fold consecutive step events into one new record, because there are many of them."""
-    metrics, marks = dict(progress.metrics), progress.marks
-    last_step, last_epoch, total_steps = (
-        progress.last_step,
-        progress.last_epoch,
-        progress.total_steps,
-    )
-    attempt_step, falls = progress.attempt_step, progress.falls
+    metrics = dict(progress.metrics)
+    marks = progress.marks
+    last_step = progress.last_step
+    last_epoch = progress.last_epoch
+    total_steps = progress.total_steps
+    attempt_step = progress.attempt_step
+    falls = progress.falls
     for event in events:
         if progress.has_attempts and event["event"] == "step":
             falls += attempt_step is not None and event["step"] < attempt_step
             attempt_step = event["step"]
-        last_step, last_epoch = event.get("step", last_step), event.get("epoch", last_epoch)
+        last_step = event.get("step", last_step)
+        last_epoch = event.get("epoch", last_epoch)
         total_steps = event.get("total_steps", total_steps)
         marks = _add_mark(marks, event)
-        metrics |= step_values(
-            {**event, "learning_rate": None}
-        )  # only histories contain that of a Task
+        # Only histories contain the learning rate of a Task.
+        metrics |= step_values({**event, "learning_rate": None})
     return replace(
         progress,
         last_step=last_step,
@@ -190,18 +195,26 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
 def _add_mark(
     marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]
 ) -> tuple[tuple[float, int], ...]:
-    time_, step = event.get("time"), event.get("step")
+    time_ = event.get("time")
+    step = event.get("step")
     if time_ is None or step is None:
         return marks
-    kept = marks[:-1] if len(marks) > 1 and marks[-1][0] - marks[-2][0] < _MARK_SECONDS else marks
+    kept = marks
+    if len(marks) > 1 and marks[-1][0] - marks[-2][0] < _MARK_SECONDS:
+        # The last mark is too close to the one before it: the new one replaces it.
+        kept = marks[:-1]
     oldest = time_ - _RATE_SECONDS
     first = next((index for index in range(len(kept)) if kept[index][0] >= oldest), len(kept))
-    return (*kept[max(0, min(first, len(kept) + 1 - _LEAST_MARKS)) :], (time_, step))
+    # A rate needs some marks, also where steps are so slow that all of them are old.
+    first = max(0, min(first, len(kept) + 1 - _LEAST_MARKS))
+    return (*kept[first:], (time_, step))
 
 
 def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
-    before = (*progress.checkpoints_before, *([progress.checkpoint] if progress.checkpoint else []))
+    before = progress.checkpoints_before
+    if progress.checkpoint:
+        before = (*before, progress.checkpoint)
     return replace(
         progress,
         checkpoint=checkpoint,
@@ -231,10 +244,13 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
 
 def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
     rank = event["rank"]
-    others = {other: text for other, text in progress.slow_ranks.items() if other != rank}
-    message = f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, mostly in "
-    own = {} if event.get("is_over") else {rank: message + event["part"]}
-    return replace(progress, slow_ranks={**others, **own})
+    slow_ranks = {other: text for other, text in progress.slow_ranks.items() if other != rank}
+    if not event.get("is_over"):
+        slow_ranks[rank] = (
+            f"rank {rank} on {event['host']} takes {event['ratio']:.2f} x the median of all ranks, mostly in "
+            f"{event['part']}"
+        )
+    return replace(progress, slow_ranks=slow_ranks)
 
 
 def _fold_attempt(progress: Progress, _: Mapping[str, Any]) -> Progress:

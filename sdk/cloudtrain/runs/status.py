@@ -205,57 +205,67 @@ class Status:
         """Return the seconds since the last complete checkpoint, up to the run's end; None if there is none."""
         if self.progress.checkpoint is None:
             return None
-        moment = (
-            self.ended.timestamp()
-            if self.ended is not None
-            else (time.time() if now is None else now)
-        )
+        if self.ended is not None:
+            moment = self.ended.timestamp()
+        elif now is not None:
+            moment = now
+        else:
+            moment = time.time()
         return max(0.0, moment - self.progress.checkpoint.time)
 
     def alarms(self, now: float | None = None) -> tuple[str, ...]:
         """Return problems with the run's checkpoints, one sentence each. `now` is in seconds since the epoch."""
         missed = self.progress.missed
-        late = (
-            []
-            if missed is None or not missed.get("alarm")
-            else [self._describe_missed(missed, now)]
-        )
-        return (*late, *self.progress.damaged)
+        found = []
+        if missed is not None and missed.get("alarm"):
+            found.append(self._describe_missed(missed, now))
+        return (*found, *self.progress.damaged)
 
     def warnings(self) -> tuple[str, ...]:
         """Return what slows the run down, one sentence each."""
-        progress, found = self.progress, list[str]()
+        progress = self.progress
+        found: list[str] = []
         wait = progress.metrics.get("train/data_wait") or 0.0
-        is_first = (
-            progress.last_step or 0
-        ) <= 1  # the first step includes the start of loader workers
+        # The first step includes the start of loader workers.
+        is_first = (progress.last_step or 0) <= 1
         if wait > HIGH_DATA_WAIT and not is_first and not self.state.is_final:
             found.append(
                 f"{wait:.0%} of each step waits for data: raise train.workers, or use faster storage for data"
             )
         if progress.slow_network is not None:
             found.append(progress.slow_network)
-        return (*found, *(() if self.state.is_final else progress.slow_ranks.values()))
+        if not self.state.is_final:
+            found += progress.slow_ranks.values()
+        return tuple(found)
 
     def host_warnings(self) -> tuple[str, ...]:
         """Return warnings about what hosts lack, MLflow, lone ranks, metrics that were not found, and lost files."""
-        progress, found = self.progress, list[str]()
-        found += _surroundings_warnings(progress.host_surroundings.values())
-        found += [] if progress.untracked is None else [progress.untracked]
-        if self.state is not State.FAILED:  # for a failed run, only the failure matters
-            found += _rank_warnings(
-                progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
-            )
-            found += (
-                [] if progress.fresh_start is None else [describe_fresh_start(progress.fresh_start)]
-            )
-            found += [] if not progress.unmatched else [describe_unmatched(progress.unmatched)]
-            found += self._unread_metrics()
-            found += [] if not progress.falls else [describe_falls(progress.falls)]
-            found += _held_warnings(progress.held)
+        progress = self.progress
+        found = _surroundings_warnings(progress.host_surroundings.values())
+        if progress.untracked is not None:
+            found.append(progress.untracked)
+        # For a failed run, only the failure matters.
+        if self.state is not State.FAILED:
+            found += self._training_warnings()
         if self.state.is_final:
             found += _file_warnings(progress.host_files.values())
         return (*found, *self.success_warnings())
+
+    def _training_warnings(self) -> list[str]:
+        """Return warnings about lone ranks, metrics, and the start and end of training."""
+        progress = self.progress
+        found = _rank_warnings(
+            progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
+        )
+        if progress.fresh_start is not None:
+            found.append(describe_fresh_start(progress.fresh_start))
+        if progress.unmatched:
+            found.append(describe_unmatched(progress.unmatched))
+        found += self._unread_metrics()
+        if progress.falls:
+            found.append(describe_falls(progress.falls))
+        found += _held_warnings(progress.held)
+        return found
 
     def _unread_metrics(self) -> list[str]:
         progress = self.progress
@@ -285,16 +295,18 @@ class Status:
         return tuple(found)
 
     def _describe_missed(self, missed: Mapping[str, Any], now: float | None) -> str:
-        checkpoint, age = self.progress.checkpoint, self.checkpoint_age(now)
+        checkpoint = self.progress.checkpoint
+        age = self.checkpoint_age(now)
         last = "none so far"
         if checkpoint is not None and age is not None:
             when = "before the end" if self.ended is not None else "ago"
             last = f"last: step {checkpoint.step:,}, {format_duration(age)} {when}"
-        kind, count = missed.get("reason", ""), missed.get("missed", 1)
+        kind = missed.get("reason", "")
         reason = ": ".join(
             text for text in (_MISSED_REASONS.get(kind, kind), missed.get("detail")) if text
         )
-        intervals = f"{count} interval{'' if count == 1 else 's'}"
+        count = missed.get("missed", 1)
+        intervals = f"{count} interval" if count == 1 else f"{count} intervals"
         return f"no checkpoint for {intervals} ({last}): {reason or 'unknown reason'}"
 
     def usd_at_risk(self, now: float | None = None) -> float | None:
@@ -308,14 +320,19 @@ class Status:
         began = self._billed_since()
         if began is None:
             return 0.0
-        age = self.checkpoint_age(moment)
         lost = max(0.0, moment - began.timestamp())
-        return round(self.usd_per_hour * (lost if age is None else min(age, lost)) / 3600, 2)
+        age = self.checkpoint_age(moment)
+        if age is not None:
+            lost = min(age, lost)
+        return round(self.usd_per_hour * lost / 3600, 2)
 
     def _billed_since(self) -> datetime | None:
         """Return the start of the current billed period, or None if the run is not billed now."""
-        began = None if self.phases else self.started
+        if not self.phases:
+            return self.started
+        began: datetime | None = None
         for phase in self.phases:
+            # A phase that is not billed ends the period.
             began = (began or phase.started) if phase.is_billed else None
         return began
 
@@ -346,16 +363,21 @@ class Status:
 
     def seconds_left(self, now: float | None = None) -> float | None:
         """Return the remaining training time; None if the run does not train or it is unknown."""
-        began, marks = self._billed_since(), self.progress.marks
-        is_current_attempt = began is None or (bool(marks) and marks[-1][0] >= began.timestamp())
-        if self.state is not State.RUNNING or not is_current_attempt:
+        if self.state is not State.RUNNING:
+            return None
+        began = self._billed_since()
+        marks = self.progress.marks
+        if began is not None and not (marks and marks[-1][0] >= began.timestamp()):
+            # All steps so far are of an earlier attempt.
             return None
         return self.progress.seconds_left(time.time() if now is None else now)
 
     def to_json(self, now: float | None = None) -> dict[str, Any]:
         """Return the object that `status --json` prints. `now` is in seconds since the epoch."""
-        progress, checkpoint = self.progress, self.progress.checkpoint
-        age, left = self.checkpoint_age(now), self.seconds_left(now)
+        progress = self.progress
+        checkpoint = progress.checkpoint
+        age = self.checkpoint_age(now)
+        left = self.seconds_left(now)
         saved = None
         if checkpoint is not None and age is not None:
             saved = {"uri": checkpoint.uri, "step": checkpoint.step, "age_seconds": round(age, 1)}
@@ -468,12 +490,8 @@ def _file_warnings(reports: Iterable[_Event]) -> list[str]:
         for report in hosts
         if report["unkept_files"]
     ]
-    missing = (
-        set.intersection(*(set(report.get("unwritten", ())) for report in hosts))
-        if hosts
-        else set()
-    )
-    if missing:
+    unwritten = [set(report.get("unwritten", ())) for report in hosts]
+    if unwritten and (missing := set.intersection(*unwritten)):
         names = ", ".join(sorted(missing))
         found.append(f"code.outputs: no host wrote {names}, so it can be neither kept nor restored")
     return found
@@ -503,14 +521,17 @@ def describe_falls(count: int) -> str:
 
 def describe_lost_files(event: _Event) -> str:
     """Return a message about the files that a host loses, by its event `outputs`: the job created them."""
-    lost = event["unkept"]  # the largest first; the path of a folder ends with a slash
+    # The largest first; the path of a folder ends with a slash.
+    lost = event["unkept"]
     named = ", ".join(map(_describe_lost, lost[:_MOST_NAMED]))
-    more = ", ..." if len(lost) > _MOST_NAMED else ""
+    if len(lost) > _MOST_NAMED:
+        named += ", ..."
     least = "" if event.get("is_complete", True) else "at least "
     files = event["unkept_files"]
-    count = f"{least}{files} file{'' if files == 1 else 's'} ({format_size(event['unkept_bytes'])})"
+    noun, verb = ("file", "is") if files == 1 else ("files", "are")
+    size = format_size(event["unkept_bytes"])
     return (
-        f"{count} {'is' if files == 1 else 'are'} not kept: {named}{more}. "
+        f"{least}{files} {noun} ({size}) {verb} not kept: {named}. "
         f"Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept{_outputs_line(lost)}"
     )
 
@@ -520,13 +541,18 @@ def _outputs_line(lost: Iterable[_Event]) -> str:
     names = [
         str(each["path"]) for each in lost if not str(each["path"]).startswith(("/", "~", "../"))
     ]
+    if not names:
+        return ""
     quoted = [name if _PLAIN_NAME.fullmatch(name) else dump_json(name) for name in names]
-    return f", which these are with code: {{outputs: [{', '.join(quoted)}]}}" if names else ""
+    return f", which these are with code: {{outputs: [{', '.join(quoted)}]}}"
 
 
 def _describe_lost(lost: Mapping[str, Any]) -> str:
-    count = f"{lost['files']} files, " if lost["path"].endswith("/") and lost["files"] > 1 else ""
-    return f"{lost['path']} ({count}{format_size(lost['bytes'])})"
+    size = format_size(lost["bytes"])
+    is_folder = lost["path"].endswith("/")
+    if is_folder and lost["files"] > 1:
+        return f"{lost['path']} ({lost['files']} files, {size})"
+    return f"{lost['path']} ({size})"
 
 
 def summarize_status(status: Status, now: float | None = None) -> Summary:
@@ -550,10 +576,9 @@ def _status_rows(status: Status, now: float) -> Iterator[Row]:
     if status.started is not None:
         ended = now if status.ended is None else status.ended.timestamp()
         took = format_duration(ended - status.started.timestamp())
-        yield (
-            "started",
-            f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}{' so far' if status.ended is None else ''}",
-        )
+        if status.ended is None:
+            took += " so far"
+        yield "started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}, {took}"
     if cost := describe_cost(status, status.cost_usd):
         yield "cost", cost
     for text in (*status.warnings(), *status.host_warnings()):
@@ -586,12 +611,15 @@ def describe_steps(status: Status) -> str:
 def describe_progress(status: Status, now: float) -> str:
     """Return the completed steps and the time left: `610/1,000 steps, 12m left`."""
     steps = describe_steps(status)
-    return ", ".join(filter(None, (steps, status.describe_rest(now)))) if steps else ""
+    if not steps:
+        return ""
+    return ", ".join(filter(None, (steps, status.describe_rest(now))))
 
 
 def describe_checkpoint(status: Status, now: float) -> str:
     """Return the last complete checkpoint and its age: `step 600, 25s ago`; an empty string without one."""
-    checkpoint, age = status.progress.checkpoint, status.checkpoint_age(now)
+    checkpoint = status.progress.checkpoint
+    age = status.checkpoint_age(now)
     if checkpoint is None or age is None:
         return ""
     when = "before the end" if status.ended is not None else "ago"

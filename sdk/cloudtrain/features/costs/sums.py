@@ -41,19 +41,25 @@ def measure_lost_work(events: Iterable[Mapping[str, Any]], ended: float | None) 
     began = last = None
     repeated = 0.0
     for event in events:
-        kind, time = event["event"], event.get("time")
+        kind = event["event"]
+        time = event.get("time")
         if time is None:
             continue
         if kind == "started":
             if began is not None and last is not None:
-                repeated += max(0.0, last - max(began, saved.get(event.get("step", 0), began)))
+                # The attempt before did this since the checkpoint that the new one resumes from.
+                kept_until = max(began, saved.get(event.get("step", 0), began))
+                repeated += max(0.0, last - kept_until)
             began = time
         elif kind == "checkpoint":
             saved[event["step"]] = time
         last = time
     end = last if ended is None else ended
     newest = max(saved.values(), default=None)
-    return LostWork(repeated, None if newest is None or end is None else max(0.0, end - newest))
+    unsaved = None
+    if newest is not None and end is not None:
+        unsaved = max(0.0, end - newest)
+    return LostWork(repeated, unsaved)
 
 
 @dataclass(frozen=True)
@@ -98,17 +104,22 @@ class RunCost:
         if not self.has_failed:
             return 0.0
         own = (self.billing.cost_usd or 0.0) - self.interrupted_usd
-        return own if self.lost.unsaved is None else min(own, self._price(self.lost.unsaved))
+        if self.lost.unsaved is None:
+            return own
+        return min(own, self._price(self.lost.unsaved))
 
     def _price(self, seconds: float) -> float:
         """Return the price of seconds on the instances, with the run's spot discount."""
         total = self.billing.training_seconds or self.billing.billable_seconds
         cost = self.billing.cost_usd or 0.0
-        return min(cost, cost * seconds / total) if total else 0.0
+        if not total:
+            return 0.0
+        return min(cost, cost * seconds / total)
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `costs --json`."""
-        billing, cost = self.billing, self.billing.cost_usd
+        billing = self.billing
+        cost = billing.cost_usd
         entry = {
             "run": self.run,
             "group": self.group,
