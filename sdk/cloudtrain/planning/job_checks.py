@@ -330,7 +330,9 @@ def _warn_of_import_path(
             f"{src_import}, which is in src of the code folder and not on the import path: add "
             "code.env: {PYTHONPATH: src}"
         )
-    starts_in = PurePosixPath(spec.code.script).parent if spec.code.script else "the code folder"
+    starts_in = "the code folder"
+    if spec.code.script:
+        starts_in = str(PurePosixPath(spec.code.script).parent)
     for imported, folder in conventions.path_imports:
         if _is_required(imported, requirements):
             continue

@@ -244,7 +244,8 @@ def check_installed_module(spec: JobSpec, image_uri: str) -> Iterator[Diagnostic
     packages = catalog.packages_of(top)
     if not listed.names.isdisjoint(packages):
         return
-    hint = f"name {packages[0] if packages else top} in code.requirements"
+    package = packages[0] if packages else top
+    hint = f"name {package} in code.requirements"
     if listed.is_complete:
         message = f"neither the code folder nor AWS's image of PyTorch {image.framework} has {top}"
         yield error(("code", "module"), message, hint)

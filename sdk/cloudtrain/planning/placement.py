@@ -333,7 +333,10 @@ def _check_own_image(
     if found is not None and found.region != region:
         hint = f"push it to {region}, or run the job in {found.region}"
         yield error(at, f"the image is in {found.region}, but the job is in {region}", hint)
-    name = f"{found.repository}:{found.tag}" if found is not None else uri.rpartition("/")[2]
+    name = uri.rpartition("/")[2]
+    if found is not None:
+        # Without the digest, which may follow the tag.
+        name = f"{found.repository}:{found.tag}"
     aws = _AWS_NAME.match(name)
     if aws is None:
         return None

@@ -212,9 +212,11 @@ def metric_definitions(own: Mapping[str, str]) -> list[dict[str, str]]:
 def metric_definition(name: str) -> dict[str, str]:
     """Return the definition of a metric in the event lines, such as `validation/f1` of a Task."""
     split, _, field = name.partition("/")
-    part = field.removesuffix("_seconds")
     if split == "train":
-        pattern = f'"step".*"{part if part in STEP_PARTS else field}"'
+        # The event has the parts of a step by their names alone.
+        part = field.removesuffix("_seconds")
+        key = part if part in STEP_PARTS else field
+        pattern = f'"step".*"{key}"'
     else:
         pattern = f'"evaluation".*"split": "{split}".*"{field}"'
     return {"Name": name, "Regex": f'{EVENT_PREFIX}\\{{"event": {pattern}: ([-+0-9.eE]+)'}

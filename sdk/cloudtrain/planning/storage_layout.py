@@ -105,11 +105,11 @@ def resume_source(uri: str, *, is_synced: bool) -> ResumeSource:
     if not is_synced:
         return ResumeSource(folder, uri.rstrip("/"))
     synced = synced_folder_of(folder)
+    direct = folder
     if synced is None:
         # The uri names the folder that SageMaker syncs.
-        synced, direct = folder, direct_folder_of(folder)
-    else:
-        direct = folder
+        synced = folder
+        direct = direct_folder_of(folder)
     if name:
         return ResumeSource(synced, f"{direct}/{name}")
     return ResumeSource(synced, direct)

@@ -154,9 +154,13 @@ class CheckpointFolder:
         done = folder._call(
             "export", "--to", form, "--part", part, "--output", str(path.absolute())
         )
-        checkpoint, skipped = SavedCheckpoint(**done["checkpoint"]), tuple(done["skipped"])
         return ExportedCheckpoint(
-            path, checkpoint, done["bytes"], done["tensors"], done["elements"], skipped
+            path=path,
+            checkpoint=SavedCheckpoint(**done["checkpoint"]),
+            bytes=done["bytes"],
+            tensors=done["tensors"],
+            elements=done["elements"],
+            skipped=tuple(done["skipped"]),
         )
 
     def _call(
@@ -223,7 +227,8 @@ def _read_result(
         try:
             event = load_json(line)
         except ValueError:
-            continue  # the output of a library
+            # The output of a library.
+            continue
         if not isinstance(event, dict) or "event" not in event:
             continue
         if event["event"] != "progress":

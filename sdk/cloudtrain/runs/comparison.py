@@ -72,7 +72,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `compare --json` prints."""
-        content: dict[str, Any] = load_json(dump_json(asdict(self)))  # lists in place of tuples
+        # As text and back, so that tuples become lists.
+        content: dict[str, Any] = load_json(dump_json(asdict(self)))
         return content
 
 
@@ -103,7 +104,8 @@ def known_evaluations(run: Run) -> tuple[Evaluation, ...]:
     """Return the evaluations that are kept with a run, newest first; none where they cannot be read."""
     try:
         return run.evaluations()
-    except (CloudError, UserError):  # a policy may not allow to list the folder
+    except (CloudError, UserError):
+        # A policy may not allow to list the folder.
         return ()
 
 

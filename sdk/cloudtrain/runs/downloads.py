@@ -41,7 +41,8 @@ BEST: Final = "best"
 LAST: Final = "last"
 
 _ARCHIVE = ".tar.gz"
-_UNPACKED_BYTES, _UNPACKED_RATIO = 2**30, 100
+_UNPACKED_BYTES = 2**30
+_UNPACKED_RATIO = 100
 """Largest size of an unpacked archive: so many bytes, or so many times its own. Weights shrink by less than half."""
 _COPIED_BYTES = 2**20
 _LAST_FILES = (MANIFEST_FILE, "cloudtrain.json")
@@ -209,7 +210,9 @@ class RunResults:
             part for part in PARTS if (found[part] if part in found else self._find(part, None))
         ]
         text = "; ".join(f"no {part} at {why}" for part, why in missing.items())
-        hint = f"it has {' and '.join(others)}" if others else f"see: cloudtrain status {self._run}"
+        hint = f"see: cloudtrain status {self._run}"
+        if others:
+            hint = f"it has {' and '.join(others)}"
         raise UserError(f"{self._run} has {text}", hint)
 
     def _find(self, part: str, step: int | str | None) -> list[SourceFile]:

@@ -181,7 +181,9 @@ def evaluated_by(plan: Mapping[str, Any]) -> str:
 def evaluations_folder(storage: RunStorage) -> str:
     """Return the uri of the folder with the evaluations of a run."""
     parent = storage.output.rstrip("/").rpartition("/")[0]
-    return f"{parent if '://' in parent else Path(parent).as_uri()}/{_FOLDER}"
+    if "://" not in parent:
+        parent = Path(parent).as_uri()
+    return f"{parent}/{_FOLDER}"
 
 
 def read_evaluations(storage: RunStorage) -> tuple[Evaluation, ...]:
@@ -195,13 +197,8 @@ def read_evaluations(storage: RunStorage) -> tuple[Evaluation, ...]:
         name for name, _, _ in source.files() if name.endswith(".json") and not name.startswith(".")
     ]
     found = (parse_evaluation(source.read(name)) for name in names)
-    return tuple(
-        sorted(
-            (each for each in found if each is not None),
-            key=lambda each: each.created,
-            reverse=True,
-        )
-    )
+    intact = [each for each in found if each is not None]
+    return tuple(sorted(intact, key=lambda each: each.created, reverse=True))
 
 
 def parse_evaluation(content: bytes) -> Evaluation | None:
@@ -220,13 +217,13 @@ def parse_evaluation(content: bytes) -> Evaluation | None:
             for name, split in fields["splits"].items()
         }
         return Evaluation(
-            fields["run"],
-            fields["evaluated"],
-            datetime.fromtimestamp(fields["created"], UTC),
-            splits,
-            fields.get("step"),
-            fields.get("weights"),
-            fields.get("data", {}),
+            run=fields["run"],
+            evaluated=fields["evaluated"],
+            created=datetime.fromtimestamp(fields["created"], UTC),
+            splits=splits,
+            step=fields.get("step"),
+            weights=fields.get("weights"),
+            data=fields.get("data", {}),
         )
     return None
 

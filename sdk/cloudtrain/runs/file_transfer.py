@@ -86,7 +86,9 @@ def open_source(uri: str, make_s3: Callable[[], Any]) -> Source:
     """Return the folder at a `file:///` or `s3://` uri, or at a path."""
     if uri.startswith("s3://"):
         return _S3Source(uri, make_s3)
-    return _FolderSource(path_of(uri) if uri.startswith("file:") else Path(uri))
+    if uri.startswith("file:"):
+        return _FolderSource(path_of(uri))
+    return _FolderSource(Path(uri))
 
 
 class _FolderSource:
@@ -100,7 +102,8 @@ class _FolderSource:
         for at, folders, names in os.walk(self.root):
             folders.sort()
             for path in sorted(Path(at, name) for name in names):
-                with contextlib.suppress(FileNotFoundError):  # a run may delete it
+                # A run may delete it.
+                with contextlib.suppress(FileNotFoundError):
                     if path.is_file() and path.resolve().is_relative_to(self.root):
                         found = path.stat()
                         yield path.relative_to(self.root).as_posix(), found.st_size, found.st_mtime
@@ -220,7 +223,8 @@ def staging_folder(target: Path) -> Iterator[Path]:
                 raise UserError(
                     f"another download writes to {target}", "wait for it, or use --to DIR"
                 ) from None
-            for left in target.glob(f"{_STAGING}*"):  # by downloads that were killed
+            # By downloads that were killed.
+            for left in target.glob(f"{_STAGING}*"):
                 shutil.rmtree(left, ignore_errors=True)
             staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=target))
         try:
@@ -265,9 +269,11 @@ def copy_files(
     if different := [
         each.path for each in todo if not force and os.path.lexists(target / each.path)
     ]:
-        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
+        names = ", ".join(different[:_SHOWN])
+        if len(different) > _SHOWN:
+            names += f" and {len(different) - _SHOWN} more"
         raise UserError(
-            f"{target} has other files of these names; nothing was copied: {', '.join(different[:_SHOWN])}{more}",
+            f"{target} has other files of these names; nothing was copied: {names}",
             "to replace them: --force; to keep them: --to DIR",
         )
     _check_space(todo, target)

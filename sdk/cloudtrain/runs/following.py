@@ -117,7 +117,8 @@ class _LineView:
         shown = (status.state, status.reason, has_steps)
         if shown == self._last and (now - self._line_time < _LINE_SECONDS or not has_steps):
             return
-        self._last, self._line_time = shown, now
+        self._last = shown
+        self._line_time = now
         parts = [str(status.state)]
         if has_steps:
             parts += [
@@ -135,7 +136,8 @@ class _LineView:
 
 def _bar(status: Status) -> str:
     """Return a bar of the completed steps, or an empty string while the total is unknown."""
-    done, total = status.progress.last_step, status.progress.total_steps
+    done = status.progress.last_step
+    total = status.progress.total_steps
     if not total or done is None:
         return ""
     share = min(1.0, done / total)

@@ -55,7 +55,8 @@ class MetricHistory:
         self._values: dict[str, list[MetricValue]] = {}
         self._last_step = 0
         self._has_attempts = False
-        self._begins = False  # whether the next step is the first one of an attempt
+        # Whether the next step is the first one of an attempt.
+        self._begins = False
 
     @classmethod
     def of_lines(cls, lines: Iterable[LogLine]) -> MetricHistory:
@@ -74,7 +75,9 @@ class MetricHistory:
             event: The event; kinds without metrics are ignored.
             time: Time of its log line, for an event without a time.
         """
-        kind, step, time = event["event"], event.get("step"), event.get("time", time)
+        kind = event["event"]
+        step = event.get("step")
+        time = event.get("time", time)
         if kind == "started":
             self._last_step = 0 if step is None else step
             self._drop_after(self._last_step)
@@ -90,10 +93,9 @@ class MetricHistory:
                     self._restart(name, event["step"])
                 self._insert(name, MetricValue(event["step"], time, value))
         elif kind == "evaluation":
+            at = self._last_step if step is None else step
             for name, value in metric_values(event):
-                self._insert(
-                    name, MetricValue(self._last_step if step is None else step, time, value)
-                )
+                self._insert(name, MetricValue(at, time, value))
 
     @property
     def metrics(self) -> Mapping[str, Sequence[MetricValue]]:
@@ -136,14 +138,11 @@ class MetricHistory:
     def _suggest(self, name: str) -> str:
         if not self._values:
             return "this run has reported no metrics so far"
-        near = nearest(
-            name, [*self._values, *(metric.rpartition("/")[2] for metric in self._values)]
-        )
-        return (
-            f'did you mean "{near}"?'
-            if near
-            else f"this run has reported {', '.join(self._values)}"
-        )
+        short_names = [metric.rpartition("/")[2] for metric in self._values]
+        near = nearest(name, [*self._values, *short_names])
+        if near:
+            return f'did you mean "{near}"?'
+        return f"this run has reported {', '.join(self._values)}"
 
     def rows(self, *, fill: bool = False) -> list[dict[str, Any]]:
         """Return one mapping per step, in their order: `step`, `time`, and the values of the step by metric.
@@ -195,7 +194,10 @@ class MetricHistory:
         """Insert a value by its step; the newer of two values of a step stays."""
         values = self._values.setdefault(name, [])
         at = bisect.bisect_left(values, new.step, key=lambda value: value.step)
-        values[at : at + (at < len(values) and values[at].step == new.step)] = [new]
+        if at < len(values) and values[at].step == new.step:
+            values[at] = new
+        else:
+            values.insert(at, new)
 
     def _restart(self, name: str, step: int) -> None:
         """Drop the steps of an earlier attempt of a script that reports no start of its attempts."""

@@ -28,7 +28,8 @@ def record_run(environ: Mapping[str, str], reference: str, home: Path) -> None:
         home: Folder of local runs.
     """
     content = {"run": reference, "home": str(home.absolute())}
-    with contextlib.suppress(OSError):  # the run has started, and the record only helps to find it
+    # The run has started, and the record only helps to find it.
+    with contextlib.suppress(OSError):
         append_record(_record_file(environ), content)
 
 
@@ -87,7 +88,8 @@ def _read_record(environ: Mapping[str, str]) -> list[tuple[str, str]]:
     found = []
     for content in read_records(_record_file(environ)):
         with contextlib.suppress(TypeError, KeyError):
-            reference, home = str(content["run"]), os.fspath(content["home"])
+            reference = str(content["run"])
+            home = os.fspath(content["home"])
             if is_run_id(reference.rpartition(":")[2]):
                 found.append((reference, home))
     return found

@@ -41,9 +41,12 @@ class LogLine:
 
 
 _RANK_PREFIX = re.compile(
-    r"^\[(?:rank(?P<torch>\d+)\]:"  # our worker; torch's excepthook and C++ log, since 2.3
-    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"  # mpirun --tag-output, with and without SMDDP
-    r"|[a-z]+\d+\]:)"  # torchrun --tee: role and local rank
+    # Our worker; torch's excepthook and C++ log, since 2.3.
+    r"^\[(?:rank(?P<torch>\d+)\]:"
+    # mpirun --tag-output, with and without SMDDP.
+    r"|1,(?:mpirank:)?(?P<mpi>\d+)(?:,[\w-]+)?\]<std(?:err|out)>:"
+    # torchrun --tee: role and local rank.
+    r"|[a-z]+\d+\]:)"
     r" ?"
 )
 """Prefixes with the rank of a line, by the program that adds them."""

@@ -35,7 +35,8 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
     plan = read_fields(content, PLAN)
     try:
         folder = plan["checkpoint"]["uri"]
-        config, request = plan["config"], plan["request"]
+        config = plan["config"]
+        request = plan["request"]
         steps = config["checkpoint"]["uri"]
         # The plan of a script from an older cloudtrain has none. An isolated job saves to the synchronised folder.
         has_two = config["script"] is not None and folder.startswith("s3://")
@@ -45,7 +46,10 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
     return ResumeSource(
-        *(folder, steps or folder, run, _data_by_uploaded_uri(plan)),
+        folder=folder,
+        checkpoints=steps or folder,
+        run=run,
+        uploaded=_data_by_uploaded_uri(plan),
         mlflow_run=_fields(request.get("Environment")).get(MLFLOW_NAME_VARIABLE, ""),
         training=decode_floats(_fields(config.get("training"))),
         job=_fields(plan.get("job")),
@@ -85,12 +89,10 @@ class PreviousRun:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = read_fields(content, PLAN)
         self.run = self._content.get("run", "")
-        is_complete = all(part in self._content for part in _PLAN_FIELDS)
-        if (
-            not self.run
-            or not is_complete
-            or not all(part in self._content["request"] for part in _REQUEST_FIELDS)
-        ):
+        is_complete = all(part in self._content for part in _PLAN_FIELDS) and all(
+            part in self._content["request"] for part in _REQUEST_FIELDS
+        )
+        if not self.run or not is_complete:
             raise UserError(
                 f"the plan.json of {self.run or 'this run'} does not contain the job: an older cloudtrain or another "
                 "program wrote it",
@@ -103,9 +105,17 @@ class PreviousRun:
         bundle = self._content["bundle"]
         config = self._content.get("config", {})
         # The code is not read again: what it contains is no reason for a warning.
-        option, starts_ranks = config.get("local_rank_option"), config.get("starts_ranks", False)
-        conventions = ScriptConventions(option, starts_ranks=starts_ranks, saves_by_runtime=True)
-        return CodeInfo(bundle["digest"], bundle["bytes"], bundle["files"], conventions=conventions)
+        conventions = ScriptConventions(
+            config.get("local_rank_option"),
+            starts_ranks=config.get("starts_ranks", False),
+            saves_by_runtime=True,
+        )
+        return CodeInfo(
+            digest=bundle["digest"],
+            bytes=bundle["bytes"],
+            files=bundle["files"],
+            conventions=conventions,
+        )
 
     @property
     def saved(self) -> ResumeSource:
@@ -132,37 +142,41 @@ class PreviousRun:
             UserError: an override is malformed.
         """
         document = copy.deepcopy(self._content["job"])
-        code, data = document.get("code"), _fields(document.get("data"))
-        channels = {
-            channel["ChannelName"]: channel
-            for channel in self._content["request"]["InputDataConfig"]
-        }
-        sources = {
-            name: channel["DataSource"].get("S3DataSource") for name, channel in channels.items()
-        }
-        document["data"] = {
-            name: fields
-            if source is None
-            else {**_fields(fields), "uri": _as_location(source["S3Uri"])}
-            for name, fields in data.items()
-            if (source := sources.get(name)) is not None or name in sources
-        }
+        code = document.get("code")
+        document["data"] = self._uploaded_data(_fields(document.get("data")))
         saved = _fields(document.get("checkpoint"))
         if "uri" in saved and "://" not in str(saved["uri"]):
-            saved["uri"] = _as_location(
-                self.saved.folder
-            )  # relative to a job file that may not be on this machine
+            # A path is relative to a job file that may not be on this machine.
+            saved["uri"] = _as_location(self.saved.folder)
         document["checkpoint"] = {**saved, "resume": self.run}
         document["tags"] = _own_tags(_fields(document.get("tags")))
         tracking = _fields(document.get("tracking"))
-        if tracking.get("mlflow"):  # the path of a database is relative to the job file, too
-            uri = _fields(self._content["request"].get("Environment")).get(
-                MLFLOW_URI_VARIABLE, tracking["mlflow"]
-            )
+        if tracking.get("mlflow"):
+            # The path of a database is relative to the job file, too.
+            variables = _fields(self._content["request"].get("Environment"))
+            uri = variables.get(MLFLOW_URI_VARIABLE, tracking["mlflow"])
             document["tracking"] = {**tracking, "mlflow": uri}
         spec = load_job_document(document, f"the job of {self.run}", overrides, instances=instances)
         self._require_same_code(spec, code)
         return spec
+
+    def _uploaded_data(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the channels that the run had, with the uris of the uploads."""
+        sources = {
+            channel["ChannelName"]: channel["DataSource"].get("S3DataSource")
+            for channel in self._content["request"]["InputDataConfig"]
+        }
+        found: dict[str, Any] = {}
+        for name, fields in data.items():
+            if name not in sources:
+                continue
+            source = sources[name]
+            if source is None:
+                # A file system.
+                found[name] = fields
+            else:
+                found[name] = {**_fields(fields), "uri": _as_location(source["S3Uri"])}
+        return found
 
     def _base(self) -> str:
         """Return the URI of the settings' bucket and prefix. The outputs may be elsewhere (output.uri)."""
@@ -225,4 +239,6 @@ def _own_tags(tags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_location(uri: str) -> str:
     """Return a URI in the form of a job file: an absolute path for `file://`."""
-    return str(path_of(uri)) if uri.startswith("file://") else uri
+    if not uri.startswith("file://"):
+        return uri
+    return str(path_of(uri))

@@ -409,7 +409,9 @@ def _redacted(lines: Iterable[LogLine]) -> Iterator[LogLine]:
 
 def _summarize(run: Run) -> Summary:
     """Return a summary of a run without calls: its state is in `run.status()`."""
-    rows = [("", "attached to this live run of the same request and code")] if run.attached else []
+    rows: list[Row] = []
+    if run.attached:
+        rows.append(("", "attached to this live run of the same request and code"))
     rows += [("warning", text) for text in run.warnings]
     next_calls: Row = ("next", "run.follow(), run.status(), run.history(), run.logs(), run.stop()")
     return Summary(f"Run {run.reference}", rows, [next_calls])

@@ -108,7 +108,9 @@ def unpack_code(run: ModelSource, plan: Mapping[str, Any], folder: Path) -> None
     shutil.rmtree(folder / _RUNTIME, ignore_errors=True)
     (folder / WORKER_SCRIPT).unlink(missing_ok=True)
     included = folder / INCLUDE_FOLDER
-    for path in included.iterdir() if included.is_dir() else ():
+    if not included.is_dir():
+        return
+    for path in included.iterdir():
         if not (folder / path.name).exists():
             path.rename(folder / path.name)
 

@@ -76,7 +76,8 @@ def _pattern(name: str, value: str) -> str:
 
 def _find(pattern: str, text: str) -> float | None:
     match = re.search(pattern, text)
-    if match is None or text[match.end() :].startswith("/"):  # `accuracy 9832/10000` is a count
+    # `accuracy 9832/10000` is a count.
+    if match is None or text[match.end() :].startswith("/"):
         return None
     try:
         return float(match.group(1))

@@ -197,11 +197,15 @@ class UnknownPrice:
 
     def __str__(self) -> str:
         counts = ((self.runs, "run"), (self.endpoints, "endpoint"))
-        runs = ", ".join(
-            f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count
-        )
-        place = f"{self.instance_type} in {self.region}" if self.region else self.instance_type
-        return f"{place}: {runs}, {self.instance_hours:,.1f} instance hours"
+        parts = []
+        for count, word in counts:
+            if count:
+                plural = "" if count == 1 else "s"
+                parts.append(f"{count} {word}{plural}")
+        place = self.instance_type
+        if self.region:
+            place = f"{place} in {self.region}"
+        return f"{place}: {', '.join(parts)}, {self.instance_hours:,.1f} instance hours"
 
 
 @dataclass(frozen=True)
