@@ -42,10 +42,9 @@ class CollectiveTimeouts:
         if not ("collective" in text or "monitoredBarrier" in text or "enqueued" in text):
             return
         if (match := _TIMED_OUT.search(text)) is not None:
+            rank = int(match["rank"])
             work = (int(match["number"]), match["operation"])
-            self.timed_out[int(match["rank"])] = min(
-                self.timed_out.get(int(match["rank"]), work), work
-            )
+            self.timed_out[rank] = min(self.timed_out.get(rank, work), work)
             self.seconds = max(self.seconds, int(match["milliseconds"]) / 1000)
         elif (match := _ENQUEUED.search(text)) is not None:
             self.enqueued[int(match["rank"])] = int(match["number"])
@@ -56,7 +55,10 @@ class CollectiveTimeouts:
     def waited_for(self) -> tuple[int, str] | None:
         """Number and kind of the collective that most ranks waited for."""
         counted = Counter(self.timed_out.values())
-        return max(counted, key=lambda work: (counted[work], -work[0])) if counted else None
+        if not counted:
+            return None
+        # Of equally many the earliest: the later ones wait for it.
+        return max(counted, key=lambda work: (counted[work], -work[0]))
 
     def missing_ranks(self, world_size: int | None) -> tuple[int, ...]:
         """Return the ranks that did not join, or nothing if the log does not show them.

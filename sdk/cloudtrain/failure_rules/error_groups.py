@@ -83,9 +83,8 @@ def classify(raised: RaisedException, before: tuple[RaisedException, ...] = ()) 
         if (match := first_match(each.text, Source.EXCEPTION, each.file, each.imported)) is not None
     ]
     specific = [match for match in matches if not match[0].is_general]
-    return min(
-        specific or matches[:1], key=lambda match: match[0].causality
-    )  # of several, the last that was raised
+    # Of several, the last that was raised.
+    return min(specific or matches[:1], key=lambda match: match[0].causality)
 
 
 @dataclass
@@ -100,19 +99,22 @@ class ErrorGroup:
         """Add a report."""
         self.members[report.host, report.rank] = None
         self.last = report.position
-        mine, new = self.first, report
-        if (
-            mine.position.time is not None
-            and new.position.time is not None
-            and new.position.time < mine.position.time
-        ):
-            self.first = dataclasses.replace(new, exception=_richer(new.exception, mine.exception))
+        mine = self.first
+        time = mine.position.time
+        new_time = report.position.time
+        if time is not None and new_time is not None and new_time < time:
+            exception = _richer(report.exception, mine.exception)
+            self.first = dataclasses.replace(report, exception=exception)
             return
-        time = new.position.time if mine.position.time is None else mine.position.time
-        rank = new.rank if mine.rank is None and mine.host == new.host else mine.rank
-        position = dataclasses.replace(mine.position, time=time)
+        rank = mine.rank
+        if rank is None and mine.host == report.host:
+            # A line without a prefix, of which another line of the host names the rank.
+            rank = report.rank
         self.first = dataclasses.replace(
-            mine, rank=rank, position=position, exception=_richer(mine.exception, new.exception)
+            mine,
+            rank=rank,
+            position=dataclasses.replace(mine.position, time=new_time if time is None else time),
+            exception=_richer(mine.exception, report.exception),
         )
 
 
@@ -157,14 +159,12 @@ class ErrorGroups:
 
     def add(self, report: ErrorReport) -> None:
         """Add a report. If the job has survived the same error before, the report starts a new group."""
+        rule = report.rule
         # The message without parts that differ between ranks; empty for rules whose matches form one group.
-        is_cause = (
-            Source.EXCEPTION in report.rule.sources and report.rule.causality is Causality.CAUSE
-        )
-        message = (
-            report.exception.text.partition("\n")[0].removeprefix("error: ") if is_cause else ""
-        )
-        key = (id(report.rule), _CHANGING.sub("#", message))
+        message = ""
+        if Source.EXCEPTION in rule.sources and rule.causality is Causality.CAUSE:
+            message = report.exception.text.partition("\n")[0].removeprefix("error: ")
+        key = (id(rule), _CHANGING.sub("#", message))
         group = self.groups.get(key)
         if group is None or self._tracker.has_progressed_since(group.last):
             self.groups.pop(key, None)
@@ -208,11 +208,11 @@ class ProgressTracker:
     def has_progressed_since(self, position: LogPosition) -> bool:
         """Whether the job made progress after this position."""
         log = self.hosts.get(position.host)
-        if log is not None and (
-            log.lines - position.lines >= self.LINES
-            or log.progress - position.progress >= self.PROGRESS
-        ):
-            return True
+        if log is not None:
+            has_lines = log.lines - position.lines >= self.LINES
+            has_progress = log.progress - position.progress >= self.PROGRESS
+            if has_lines or has_progress:
+                return True
         if position.time is None or self.last_progress is None:
             return False
         return self.last_progress - position.time > self.SECONDS

@@ -94,10 +94,12 @@ class Explanation:
         parts: list[str] = []
         if self.is_of_all_ranks:
             parts.append(f"all {len(self.ranks)} ranks")
-        else:
-            parts += [f"rank {self.rank}"] if self.rank is not None else []
-            parts += [self.host] if self.host is not None else []
-        parts += [f"after step {self.step:,}"] if self.step is not None else []
+        if self.rank is not None and not self.is_of_all_ranks:
+            parts.append(f"rank {self.rank}")
+        if self.host is not None and not self.is_of_all_ranks:
+            parts.append(self.host)
+        if self.step is not None:
+            parts.append(f"after step {self.step:,}")
         return ", ".join(parts)
 
     def __repr__(self) -> str:
@@ -129,15 +131,15 @@ def explain_run(
     known = {"run": status.run, **(facts or {})}
     found = _explain_status(status, known) or _explain_log(status, lines, known)
     action = found.action
-    if found.failure is not FailureClass.CHECKPOINT:  # whose rules know more than the message
+    # The rules about checkpoints have more details than the message.
+    if found.failure is not FailureClass.CHECKPOINT:
         action = advise(action, found.message, backend=status.backend, facts=known)
-    lacks_image = found.failure is FailureClass.IMAGE_PULL
-    is_about_gpu = (
-        lacks_image and not facts_of(status.backend).is_billed and lacks_gpu(found.message)
-    )
-    return dataclasses.replace(
-        found, action=action, failure=FailureClass.USER_CODE if is_about_gpu else found.failure
-    )
+    failure = found.failure
+    is_billed = facts_of(status.backend).is_billed
+    if failure is FailureClass.IMAGE_PULL and not is_billed and lacks_gpu(found.message):
+        # There is no instance whose image could be wrong.
+        failure = FailureClass.USER_CODE
+    return dataclasses.replace(found, action=action, failure=failure)
 
 
 def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
@@ -151,12 +153,10 @@ def _explain_log(status: Status, lines: Iterable[LogLine], facts: Facts) -> Expl
     if best is None or (
         from_reason is not None and from_reason.first.causality < best.first.causality
     ):
-        best = from_reason or best
-    return (
-        _explain_unknown(status, log, facts)
-        if best is None
-        else _explain_group(status, best, log, facts)
-    )
+        best = from_reason
+    if best is None:
+        return _explain_unknown(status, log, facts)
+    return _explain_group(status, best, log, facts)
 
 
 def _explain_status(status: Status, facts: Facts) -> Explanation | None:
@@ -165,12 +165,17 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
         doubts = [*status.success_warnings()]
         if UNSTORED in status.reason:
             doubts.append(status.reason)
-        message = "the run has succeeded, with a warning" if doubts else "the run has succeeded"
+        message = "the run has succeeded"
+        if doubts:
+            message += ", with a warning"
         return _make_explanation(status, None, message, "; ".join(doubts))
     if status.state in (State.STOPPED, State.STOPPING):
         return _explain_stop(status, facts)
-    source = Source.REASON if status.state is State.FAILED else Source.MESSAGE
-    matched = None if _REPEATED_REASON.match(status.reason) else first_match(status.reason, source)
+    matched = None
+    # Such a reason repeats the log, which has more.
+    if not _REPEATED_REASON.match(status.reason):
+        source = Source.REASON if status.state is State.FAILED else Source.MESSAGE
+        matched = first_match(status.reason, source)
     if matched is not None:
         rule, groups = matched
         action = _fill(rule.action, status, facts, groups)
@@ -187,19 +192,20 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
 def _explain_stop(status: Status, facts: Facts) -> Explanation:
     resume = "continue from the last checkpoint with checkpoint.resume: {run}"
     failure: FailureClass | None = None
-    action = f"Nothing went wrong; {resume}." if status.progress.checkpoint is not None else ""
+    action = ""
+    if status.progress.checkpoint is not None:
+        action = f"Nothing went wrong; {resume}."
     if status.reason.startswith(OUTSIDE_STOP):
         action = (
             "Something else than cloudtrain has stopped it, such as a logout, a reboot or a scheduler. "
             f"Fix that, and {resume}."
         )
     elif status.reason.startswith("MaxRuntimeExceeded"):
-        failure, action = FailureClass.TIME_LIMIT, f"Raise [limits.runtime] and {resume}."
+        failure = FailureClass.TIME_LIMIT
+        action = f"Raise [limits.runtime] and {resume}."
     elif status.reason.startswith(("MaxWaitTimeExceeded", "interrupted")):
-        failure, action = (
-            FailureClass.SPOT,
-            f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}.",
-        )
+        failure = FailureClass.SPOT
+        action = f"Raise [cluster.spot.max_wait] or remove cluster.spot, and {resume}."
     elif status.reason.startswith("MaxPendingTimeExceeded"):
         failure = FailureClass.CAPACITY
         action = "Submit again later, name several types in cluster.prefer, or raise [cluster.max_pending]."
@@ -212,7 +218,12 @@ def _make_explanation(
     status: Status, failure: FailureClass | None, message: str, action: str = ""
 ) -> Explanation:
     return Explanation(
-        status.run, status.state, failure, message, action, step=status.progress.last_step
+        run=status.run,
+        state=status.state,
+        failure=failure,
+        message=message,
+        action=action,
+        step=status.progress.last_step,
     )
 
 
@@ -261,28 +272,37 @@ def _closest_to_cause(groups: Iterable[ErrorGroup], log: LogReader) -> ErrorGrou
     def key(group: ErrorGroup) -> tuple[int, float, int]:
         position = group.first.position
         host = log.tracker.hosts.get(group.first.host)
-        time = host.failed_at if position.time is None and host is not None else position.time
-        return group.first.causality, float("inf") if time is None else time, position.order
+        time = position.time
+        if time is None and host is not None:
+            # A log without times: the launcher reports when the first rank of the host failed.
+            time = host.failed_at
+        if time is None:
+            time = float("inf")
+        return group.first.causality, time, position.order
 
     return min(groups, key=key, default=None)
 
 
 def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Facts) -> Explanation:
     first = group.first
-    reported = (
-        log.tracker.hosts[first.host].reported_rank if first.host in log.tracker.hosts else None
-    )
     ranks = {rank for _, rank in group.members if rank is not None}
     rank = first.rank
-    if rank is None and not ranks and reported is not None:
-        rank, ranks = reported, {reported}
+    if rank is None and not ranks and first.host in log.tracker.hosts:
+        rank = log.tracker.hosts[first.host].reported_rank
+        if rank is not None:
+            ranks = {rank}
     message = _headline(first.exception.text)
     named = _NAMED_RANK.search(status.reason)
-    host: str | None = first.host or (named["host"] if named else None)
+    host: str | None = first.host
+    if not host:
+        host = named["host"] if named else None
     # Of equal errors the one that the launchers have agreed on: the status names it, too.
     if named is not None and (named["host"], int(named["rank"])) in group.members:
-        host, rank = named["host"], int(named["rank"])
-    hosts = {name for name, _ in group.members if name} or ({host} if host else set())
+        host = named["host"]
+        rank = int(named["rank"])
+    hosts = {name for name, _ in group.members if name}
+    if not hosts and host:
+        hosts = {host}
     found = dict(first.found)
     if first.rule.failure_class is FailureClass.HANG:
         missing = log.collectives.missing_ranks(status.world_size)
@@ -290,12 +310,15 @@ def _explain_group(status: Status, group: ErrorGroup, log: LogReader, facts: Fac
         # The launcher's message has more details than those of the waiting ranks.
         if missing and first.causality is not Causality.CAUSE:
             message = _describe_hang(log, missing)
-            rank, host = missing[0], _host_of(missing[0], status.world_size, log)
+            rank = missing[0]
+            host = _host_of(rank, status.world_size, log)
     frame = first.exception.last_user_frame
     if frame is not None:
         found["place"] = frame.place
     found.setdefault("place", "what the message names")
-    step = first.position.step if first.position.step is not None else status.progress.last_step
+    step = first.position.step
+    if step is None:
+        step = status.progress.last_step
     return Explanation(
         run=status.run,
         state=status.state,
@@ -326,9 +349,9 @@ def _name_ranks(ranks: tuple[int, ...], otherwise: str) -> str:
     if not ranks:
         return otherwise
     named = ", ".join(map(str, ranks[:_RANKS_NAMED]))
-    return (
-        f"rank{'s' if len(ranks) > 1 else ''} {named}{' ...' if len(ranks) > _RANKS_NAMED else ''}"
-    )
+    if len(ranks) > _RANKS_NAMED:
+        named += " ..."
+    return f"ranks {named}" if len(ranks) > 1 else f"rank {named}"
 
 
 def _host_of(rank: int, world_size: int | None, log: LogReader) -> str | None:
@@ -344,11 +367,10 @@ def _explain_unknown(status: Status, log: LogReader, facts: Facts) -> Explanatio
         return _make_explanation(status, None, "nothing has failed so far")
     reporting = ((name, host.reported_rank) for name, host in log.tracker.hosts.items())
     host, rank = next((pair for pair in reporting if pair[1] is not None), (None, None))
-    message = (
-        _first_line(status.reason)
-        or _first_line(log.last_lines[-1] if log.last_lines else "")
-        or "the run left neither a reason nor a log"
-    )
+    message = _first_line(status.reason)
+    if not message and log.last_lines:
+        message = _first_line(log.last_lines[-1])
+    message = message or "the run left neither a reason nor a log"
     action = advice_for(_READ_LOGS, kind_of_job(facts), place_of(status.backend))
     explanation = _make_explanation(status, FailureClass.UNKNOWN, message, action)
     return dataclasses.replace(explanation, host=host, rank=rank, last_lines=tuple(log.last_lines))

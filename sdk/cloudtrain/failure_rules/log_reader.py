@@ -129,12 +129,9 @@ class LogReader:
             self.errors.add(ErrorReport(*matched, raised, event["ranks"][0], position))
 
     def _read_traceback(self, host: HostLog, line: LogLine, stream: _Stream, text: str) -> bool:
-        if (
-            stream.open is None
-            and stream.pending is None
-            and not text.startswith(_TRACEBACK_HEADS)
-            and not text.endswith(HEAD_AT_END)
-        ):
+        is_idle = stream.open is None and stream.pending is None
+        # Most lines end here.
+        if is_idle and not text.startswith(_TRACEBACK_HEADS) and not text.endswith(HEAD_AT_END):
             return False
         opened = open_traceback(text)
         if opened is not None:
@@ -154,7 +151,8 @@ class LogReader:
 
     def _open(self, stream: _Stream, opened: OpenTraceback, text: str) -> None:
         if text.startswith("Original"):
-            stream.pending, stream.is_linked = None, True
+            stream.pending = None
+            stream.is_linked = True
         if stream.open is not None and opened.rank is None:
             stream.open.open_count += 1
             return
@@ -183,7 +181,8 @@ class LogReader:
     def _continue(self, stream: _Stream, text: str) -> bool:
         """Read a line after an exception: more of its message, or the link to another one raised from it."""
         if text.startswith(_CHAIN):
-            stream.pending, stream.is_linked = None, True
+            stream.pending = None
+            stream.is_linked = True
             return True
         if not text.strip():
             return True
@@ -197,14 +196,16 @@ class LogReader:
                 self._flush(stream)
             return False
         if stream.open is not None and text[:1].isspace():
-            return False  # a frame in the traceback of another rank
+            # A frame in the traceback of another rank.
+            return False
         stream.continued += 1
         raised = dataclasses.replace(
             pending.exception, text=f"{pending.exception.text}\n{text}"[:_LINE_CHARACTERS]
         )
         rule, found, exception = classify(raised)
         if rule is not pending.rule and rule.is_general:
-            rule, found = pending.rule, pending.found
+            rule = pending.rule
+            found = pending.found
         stream.pending = dataclasses.replace(pending, rule=rule, found=found, exception=exception)
         return True
 
@@ -243,22 +244,35 @@ class LogReader:
         if rank is None and text.lstrip().startswith("traceback"):
             rank = host.reported_rank
         stream.previous = text
-        raised, position = RaisedException(text.strip()), self._position(host, line)
-        self.errors.add(ErrorReport(rule, found, raised, rank, position))
+        self.errors.add(
+            ErrorReport(
+                rule=rule,
+                found=found,
+                exception=RaisedException(text.strip()),
+                rank=rank,
+                position=self._position(host, line),
+            )
+        )
 
     def _position(self, host: HostLog, line: LogLine) -> LogPosition:
         return LogPosition(
-            line.host, line.received_time, self._order, host.lines, host.progress, host.step
+            host=line.host,
+            time=line.received_time,
+            order=self._order,
+            lines=host.lines,
+            progress=host.progress,
+            step=host.step,
         )
 
     def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
         host.clock = event.get("time", host.clock)
         if event["event"] in _PROGRESS_EVENTS:
             host.step = event.get("step", host.step)
-            # If workers start again, or the run finishes, the job has survived all earlier errors.
-            host.progress += (
-                ProgressTracker.PROGRESS if event["event"] in ("started", "finished") else 1
-            )
+            if event["event"] in ("started", "finished"):
+                # If workers start again, or the run finishes, the job has survived all earlier errors.
+                host.progress += ProgressTracker.PROGRESS
+            else:
+                host.progress += 1
             position = host.clock if line.received_time is None else line.received_time
             if position is not None:
                 self.tracker.last_progress = max(self.tracker.last_progress or position, position)
@@ -301,7 +315,9 @@ def _match_message(failure: str, message: str) -> Classified | None:
     matched = first_line_match(f"error: {failure}") or first_line_match(message)
     if matched is not None:
         return (*matched, RaisedException(failure or message))
-    return classify(RaisedException(failure)) if failure else None
+    if not failure:
+        return None
+    return classify(RaisedException(failure))
 
 
 def _clean(text: str) -> tuple[int | None, str]:
@@ -313,4 +329,6 @@ def _clean(text: str) -> tuple[int | None, str]:
         text = _COLOUR.sub("", text)
     if text.startswith("("):
         text = _RAY_WORKER.sub("", text)
-    return split_rank(text) if text.startswith("[") else (None, text)
+    if not text.startswith("["):
+        return None, text
+    return split_rank(text)

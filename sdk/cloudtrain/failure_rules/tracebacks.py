@@ -63,7 +63,9 @@ class Frame:
     def lines(self) -> tuple[str, ...]:
         """Return the lines that Python prints for it."""
         head = f'  File "{self.place.rpartition(":")[0]}", line {self.line}, in {self.function or "<module>"}'
-        return (head, f"    {self.code}") if self.code else (head,)
+        if not self.code:
+            return (head,)
+        return (head, f"    {self.code}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class RaisedException:
         """Return the frames in the job's code, or else the innermost frames, and the exception."""
         frames = [frame for frame in self.frames if frame.is_user_code][-_USER_FRAMES:]
         frames = frames or list(self.frames[-_LIBRARY_FRAMES:])
-        return (*(line for frame in frames for line in frame.lines()), *self.text.splitlines())
+        lines = [line for frame in frames for line in frame.lines()]
+        return (*lines, *self.text.splitlines())
 
 
 @dataclass
@@ -121,12 +124,12 @@ class OpenTraceback:
         """Read a line; return the exception that ends the traceback, or whether the line belongs to it."""
         if (match := _FRAME.match(text)) is not None:
             frame = Frame(match["file"], int(match["line"]), match["function"] or "")
-            if self.open_count == 1 or (frame.file, frame.line) not in {
-                (each.file, each.line) for each in self.frames
-            }:
+            # The frames of several ranks are the same.
+            if self.open_count == 1 or not self._has(frame):
                 self.frames.append(frame)
             if len(self.frames) > _FRAMES_KEPT:
-                del self.frames[1]  # in a recursion, both ends matter more than the middle
+                # In a recursion, both ends matter more than the middle.
+                del self.frames[1]
             self._is_after_frame = True
             return True
         if text[:1].isspace() or not text:
@@ -141,6 +144,9 @@ class OpenTraceback:
         self._is_after_frame = False
         return False
 
+    def _has(self, frame: Frame) -> bool:
+        return any((each.file, each.line) == (frame.file, frame.line) for each in self.frames)
+
 
 HEAD_AT_END = "Traceback (most recent call last):"
 """The head of a traceback, which can follow a progress bar or the words of a logger in the same line."""
@@ -150,7 +156,8 @@ def open_traceback(text: str) -> OpenTraceback | None:
     """Return a new traceback if this line is the head of one."""
     if text.startswith(("Traceback (", "Original Traceback (")) and _HEADER.match(text):
         return OpenTraceback()
-    if text.endswith(HEAD_AT_END):  # after a progress bar, or after the words of a logger
+    # After a progress bar, or after the words of a logger.
+    if text.endswith(HEAD_AT_END):
         return OpenTraceback()
     if text.startswith("rank ") and (match := _LAUNCHER_HEADER.match(text)):
         return OpenTraceback(rank=int(match["rank"]))
@@ -159,4 +166,6 @@ def open_traceback(text: str) -> OpenTraceback | None:
 
 def parse_exception(text: str) -> RaisedException | None:
     """Parse `Type: message`; return None if it is no exception."""
-    return RaisedException(text[:_TEXT_CHARACTERS]) if _EXCEPTION.match(text) else None
+    if not _EXCEPTION.match(text):
+        return None
+    return RaisedException(text[:_TEXT_CHARACTERS])
