@@ -24,19 +24,21 @@ def script_argv(args: Arguments) -> list[str]:
         return [spelling(value) for value in args]
     argv: list[str] = []
     for key, value in args.items():
-        if value is not None:
-            values = value if isinstance(value, list | tuple) else [] if value is True else [value]
-            argv += [f"--{key}", *map(spelling, values)]
+        if value is None:
+            continue
+        argv.append(f"--{key}")
+        if isinstance(value, list | tuple):
+            argv += map(spelling, value)
+        elif value is not True:
+            argv.append(spelling(value))
     return argv
 
 
 def omitted_arguments(args: Arguments) -> tuple[str, ...]:
     """Return the arguments of a script whose value is `null`, which omits them, as `--key`."""
-    return (
-        tuple(f"--{key}" for key, value in args.items() if value is None)
-        if isinstance(args, Mapping)
-        else ()
-    )
+    if not isinstance(args, Mapping):
+        return ()
+    return tuple(f"--{key}" for key, value in args.items() if value is None)
 
 
 def spelling(value: Any) -> str:
@@ -60,8 +62,8 @@ def _keep_spelling(value: Any) -> Any:
 def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
     """Yield an error for each argument that has no unambiguous text in an argv."""
     if not isinstance(args, Mapping):
-        fields = mapping_of(args) if any(isinstance(each, dict) for each in args) else {}
-        if fields:
+        has_mapping = any(isinstance(each, dict) for each in args)
+        if has_mapping and (fields := mapping_of(args)):
             hint = f"write args: {in_braces(fields)}"
             yield Diagnostic("a list has the words of a command line, not fields", ("args",), hint)
         else:
@@ -91,7 +93,9 @@ def check_script_arguments(args: Arguments) -> Iterator[Diagnostic]:
 def _without_dashes(key: str) -> Diagnostic:
     name = key.lstrip("-")
     is_short = len(name) == 1 and not key.startswith("--")
-    hint = f"a list passes words as they are: args: [{key}, ...]" if is_short else f"write {name}"
+    hint = f"write {name}"
+    if is_short:
+        hint = f"a list passes words as they are: args: [{key}, ...]"
     message = f"the script would get --{key}, as -- is added to each name"
     return Diagnostic(message, ("args", key), hint, is_key=True)
 
@@ -113,11 +117,18 @@ def command_line(config: RunConfig) -> str:
     if isinstance(config.args, dict):
         given = ", ".join(f"{name}={value!r}" for name, value in config.args.items())
         return f"{config.task}({given})"
-    local_rank = [f"{config.local_rank_option}=$LOCAL_RANK"] if config.local_rank_option else []
     if config.command:
         return " ".join(map(_quote, [*config.command, *config.args]))
-    entry = ["-m", config.module] if config.module is not None else [_quote(config.script or "")]
-    return " ".join(["python", *entry, *local_rank, *map(_quote, config.args)])
+    words = ["python"]
+    if config.module is not None:
+        words += ["-m", config.module]
+    else:
+        words.append(_quote(config.script or ""))
+    if config.local_rank_option:
+        # The shell replaces the variable, so this word has no quotes.
+        words.append(f"{config.local_rank_option}=$LOCAL_RANK")
+    words += map(_quote, config.args)
+    return " ".join(words)
 
 
 def _quote(word: str) -> str:

@@ -92,7 +92,14 @@ def to_problem(diagnostic: Diagnostic, location: SourceLocation) -> Problem:
     """Return the problem that reports a diagnostic, at its own location in the code or else at that of its field."""
     at = diagnostic.location or location
     path = "" if diagnostic.location is not None else dotted(diagnostic.path)
-    return Problem(at.file, at.line, at.column, path, diagnostic.message, diagnostic.hint)
+    return Problem(
+        file=at.file,
+        line=at.line,
+        column=at.column,
+        path=path,
+        message=diagnostic.message,
+        hint=diagnostic.hint,
+    )
 
 
 def diagnostics_of(model: type[BaseModel], error: ValidationError) -> list[Diagnostic]:
@@ -188,9 +195,12 @@ def _list_of(path: FieldPath, given: object) -> str:
     if path[-1] == "command":
         try:
             words = shlex.split(given)
-        except ValueError:  # an open quote
+        except ValueError:
+            # An open quote.
             return ""
-    return f"write {path[-1]}: {to_flow_style(words)}" if words else ""
+    if not words:
+        return ""
+    return f"write {path[-1]}: {to_flow_style(words)}"
 
 
 def _fields_of(path: FieldPath, given: Any) -> str:
@@ -199,7 +209,8 @@ def _fields_of(path: FieldPath, given: Any) -> str:
     if isinstance(given, str) and given.startswith("-"):
         try:
             fields = options_as_fields(shlex.split(given))
-        except ValueError:  # an open quote
+        except ValueError:
+            # An open quote.
             return ""
         return f"write {name}: {fields}" if fields else ""
     if path[:1] == ("space",) and isinstance(given, list | tuple) and given:
@@ -323,7 +334,9 @@ def _near_field(name: str, legal: list[str]) -> str:
         # A field with a word before or behind it, such as `use_spot` or `runtime_hours`.
         within = [each for each in _as_field(name).split("_") if each in legal]
         near = within[0] if len(within) == 1 else None
-    return f'did you mean "{near}"?' if near else f"one of: {', '.join(legal)}"
+    if near:
+        return f'did you mean "{near}"?'
+    return f"one of: {', '.join(legal)}"
 
 
 def _as_field(name: str) -> str:
@@ -339,16 +352,20 @@ def place_of_word(model: type[BaseModel], name: str) -> str:
 
 def _place_of(model: type[BaseModel], path: FieldPath, given: object) -> str:
     """Return a hint for a field in the wrong section, or for a word of another tool; else an empty string."""
-    written, name = str(path[-1]), _as_field(str(path[-1]))
+    written = str(path[-1])
+    name = _as_field(written)
     if hint := _hint_of_word(name, path, given) or _hint_of_nesting(model, path, given):
         return hint
     own = _model_at(model, path[:-1])
     if own is not None and name in own.model_fields:
-        return ""  # another spelling of a field of its own section
+        # Another spelling of a field of its own section.
+        return ""
     places = _places_of(model, (*path[:-1], name), written)
     if places == [COMMON_WORDS.get(name)] and places[0].startswith("train."):
         return f"did you mean {places[0]} (of a Task), or code.args.{name} (of a script)?"
-    return f"did you mean {' or '.join(places)}?" if places else ""
+    if not places:
+        return ""
+    return f"did you mean {' or '.join(places)}?"
 
 
 def _hint_of_word(name: str, path: FieldPath, given: object) -> str:
@@ -357,7 +374,8 @@ def _hint_of_word(name: str, path: FieldPath, given: object) -> str:
         return _WORDS_OF_SPACES[name]
     if name in _UNITS and path[:-1] in ((), ("limits",)):
         number = getattr(given, "text", "")
-        return f"did you mean limits.runtime{f': {number}{_UNITS[name]}' if number else ''}?"
+        value = f": {number}{_UNITS[name]}" if number else ""
+        return f"did you mean limits.runtime{value}?"
     if name in OWN_ARGUMENTS:
         return f"only your code decides it: code.args.{name} passes it there"
     setting = name.removesuffix("_arn")
@@ -400,13 +418,18 @@ def _places_of(model: type[BaseModel], path: FieldPath, written: str) -> list[st
     if places:
         # `outputs` at the top level is closer to `output` than to a field of another section.
         section = nearest(name, sections, cutoff=0.9)
-        return [*([] if section is None else [section]), *places]
+        return places if section is None else [section, *places]
     own = _model_at(model, path[:-1])
     if own is not None and nearest(name, own.model_fields, cutoff=0.8) is not None:
-        return []  # `train.epoch` is a field of its own section
-    tables = (SWEEP_WORDS,) if "space" in model.model_fields else (ESTIMATOR_WORDS, COMMON_WORDS)
-    # Within a channel a word such as `labels` has another meaning.
-    for words in () if path[0] == "data" else tables:
+        # `train.epoch` is a field of its own section.
+        return []
+    tables: tuple[Mapping[str, str], ...] = (ESTIMATOR_WORDS, COMMON_WORDS)
+    if path[0] == "data":
+        # Within a channel a word such as `labels` has another meaning.
+        tables = ()
+    elif "space" in model.model_fields:
+        tables = (SWEEP_WORDS,)
+    for words in tables:
         section, _, field = words.get(name, "").partition(".")
         if section == path[0] and own is not None and field in own.model_fields:
             return [f"{dotted(path[:-1])}.{field}"]
@@ -601,7 +624,9 @@ def _example(model: type[BaseModel], path: FieldPath) -> str:
 
 def _field_at(model: type[BaseModel], path: FieldPath) -> FieldInfo | None:
     section = _model_at(model, path[:-1]) if path else None
-    return section.model_fields.get(str(path[-1])) if section is not None else None
+    if section is None:
+        return None
+    return section.model_fields.get(str(path[-1]))
 
 
 def to_flow_style(value: Any) -> str:
@@ -613,7 +638,7 @@ def to_flow_style(value: Any) -> str:
 
 
 def _show(value: object) -> str:
-    text = repr(value) if not isinstance(value, str) else f'"{value}"'
+    text = f'"{value}"' if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."  # noqa: PLR2004 (short enough for one line of a terminal)
 
 
@@ -622,18 +647,12 @@ def _field_path(model: type[BaseModel], loc: tuple[str | int, ...]) -> FieldPath
     path: FieldPath = ()
     current: type[BaseModel] | None = model
     for part in loc:
-        if (
-            part in _VARIABLE_KINDS
-            and path[:2] == ("code", "env")
-            and len(path) == len(_VARIABLE_PATH)
-        ):
+        is_variable = path[:2] == ("code", "env") and len(path) == len(_VARIABLE_PATH)
+        if is_variable and part in _VARIABLE_KINDS:
             continue
-        if (
-            current is not None
-            and isinstance(part, str)
-            and part not in current.model_fields
-            and part != loc[-1]
-        ):
+        # The last part may be an unknown field of the section.
+        may_be_unknown = not isinstance(part, str) or part == loc[-1]
+        if current is not None and part not in current.model_fields and not may_be_unknown:
             break
         is_in_union = current is None and path and path[0] != "data"
         if is_in_union and isinstance(part, str) and ("[" in part or part in _UNION_TAGS):
@@ -654,19 +673,19 @@ def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None
     current: Any = model
     for part in path:
         if isinstance(part, int):
-            continue  # an entry of a list of sections
+            # An entry of a list of sections.
+            continue
         if not _is_section(current):
             current = next(filter(_is_section, type_arguments(current)), None)
             continue
         field = current.model_fields.get(str(part))
         if field is None:
             return None
-        is_mapping = getattr(field.annotation, "__origin__", None) is dict
-        current = (
-            field.annotation
-            if is_mapping
-            else next(filter(_is_section, type_arguments(field.annotation)), None)
-        )
+        if getattr(field.annotation, "__origin__", None) is dict:
+            # The next part is a key of this mapping.
+            current = field.annotation
+        else:
+            current = next(filter(_is_section, type_arguments(field.annotation)), None)
     return current if _is_section(current) else None
 
 
@@ -683,8 +702,6 @@ def type_arguments(annotation: Any) -> Iterator[Any]:
 
 def _literals(model: type[BaseModel], path: FieldPath) -> list[str]:
     field = _field_at(model, path)
-    return (
-        []
-        if field is None
-        else [kind for kind in type_arguments(field.annotation) if isinstance(kind, str)]
-    )
+    if field is None:
+        return []
+    return [kind for kind in type_arguments(field.annotation) if isinstance(kind, str)]

@@ -89,9 +89,8 @@ class Document:
         """
         target = self.data
         for depth, part in enumerate(path[:-1], start=1):
-            if target.get(part) is None or isinstance(
-                target[part], bool
-            ):  # `spot: true` is short for a mapping
+            # `spot: true` is short for a mapping.
+            if target.get(part) is None or isinstance(target[part], bool):
                 target[part] = {}
             target = target[part]
             if not isinstance(target, dict):
@@ -129,7 +128,8 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         if names := _yaml_files(path):
             hint = f"give the {kind} file in it; it has {', '.join(names[:_MOST_NAMES])}"
         raise UserError(f"{label} is a folder", hint) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:
+        # ValueError: a NUL in the name.
         why = getattr(error, "strerror", error)
         raise UserError(
             f"{label}: cannot be read: {why}", f"give the path of a {kind}.yaml"
@@ -272,10 +272,7 @@ class _Reader:
                 skipped -= 1
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                is_template = isinstance(key_node, yaml.MappingNode) and node.flow_style
-                hint = "{{...}} is not expanded in a job file: write the value, or pass it by --set"
-                hint = hint if is_template else "put it in quotes"
-                self._report(key_node, path, "a field name must be text", hint)
+                self._report_key(key_node, path, in_braces=node.flow_style)
                 continue
             key = key_node.value
             pieces = list(_pieces_of_number(node, index))
@@ -285,8 +282,8 @@ class _Reader:
                 if key not in mapping and not _is_absent(value_node):
                     # The value that is meant causes no second error about the same mistake.
                     self.document.keys[(*path, key)] = self._location(key_node)
-                    mapping[key] = self.read(value_node, (*path, key))
-                    mapping[key] = _resolve(meant) if meant else mapping[key]
+                    value = self.read(value_node, (*path, key))
+                    mapping[key] = _resolve(meant) if meant else value
                 continue
             if self._is_without_space(node, key_node, value_node, path, mapping):
                 continue
@@ -309,6 +306,13 @@ class _Reader:
             mapping[key] = self.read(value_node, (*path, key))
         return {**{key: value for key, value in inherited.items() if key not in mapping}, **mapping}
 
+    def _report_key(self, key_node: yaml.Node, path: FieldPath, *, in_braces: bool) -> None:
+        """Report a field name that is a list or a mapping."""
+        hint = "put it in quotes"
+        if in_braces and isinstance(key_node, yaml.MappingNode):
+            hint = "{{...}} is not expanded in a job file: write the value, or pass it by --set"
+        self._report(key_node, path, "a field name must be text", hint)
+
     def _report_comma(
         self,
         key_node: yaml.ScalarNode,
@@ -323,13 +327,12 @@ class _Reader:
         texts = [str(each.value) for each in (first, *pieces) if isinstance(each, yaml.ScalarNode)]
         texts = [text[:_SHOWN_CHARACTERS] for text in texts[:_MOST_PIECES]]
         written = ",".join(texts)
-        number, _, unit = written.partition(" ")
-        meant = f"{number_with_commas(number)} {unit}".strip() if number_with_commas(number) else ""
-        ways = [
-            *([f"{meant} for a number"] if meant else []),
-            f"[{', '.join(texts)}] for a list",
-            f'"{written}" for text',
-        ]
+        text, _, unit = written.partition(" ")
+        meant = ""
+        ways = [f"[{', '.join(texts)}] for a list", f'"{written}" for text']
+        if number := number_with_commas(text):
+            meant = f"{number} {unit}".strip()
+            ways.insert(0, f"{meant} for a number")
         message = (
             f"{written} is not one value: within braces a comma begins the next field, and {texts[-1]} is a name "
             "without a value (null)"
@@ -451,16 +454,16 @@ def _resolve(text: str) -> Any:
     if text in _BOOL:
         return _BOOL[text]
     number: SpelledInt | SpelledFloat
-    if (
-        len(text) > _MAX_NUMBER_CHARACTERS
-    ):  # Python refuses to parse very long integers, and no field needs them
+    # Python refuses to parse very long integers, and no field needs them.
+    if len(text) > _MAX_NUMBER_CHARACTERS:
         return text
     if _INT.fullmatch(text):
         number = SpelledInt(text)
     elif _FLOAT.fullmatch(text):
         number = SpelledFloat(text)
     elif _SPECIAL_FLOAT.fullmatch(text):
-        number = SpelledFloat(text.replace(".", "", 1))  # float() parses inf, -INF and NaN
+        # float() parses inf, -INF and NaN.
+        number = SpelledFloat(text.replace(".", "", 1))
     else:
         return text
     number.text = text

@@ -100,7 +100,9 @@ def _number_as_text(value: object) -> object:
     """Return numbers and booleans as the text in the job file, for fields such as environment variables and tags."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(getattr(value, "text", value)) if isinstance(value, int | float) else value
+    if isinstance(value, int | float):
+        return str(getattr(value, "text", value))
+    return value
 
 
 def _reject_boolean(value: object) -> object:
@@ -113,7 +115,9 @@ def _reject_boolean(value: object) -> object:
 
 def parse_switch(value: object) -> object:
     """Return a boolean for `yes`, `on`, `no` and `off`, which are text in YAML 1.2; other values as they are."""
-    return _SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _SWITCHES.get(value.lower(), value)
 
 
 def short_for(field: str) -> BeforeValidator:
@@ -123,12 +127,13 @@ def short_for(field: str) -> BeforeValidator:
 
 def s3_uri_error(uri: str) -> str:
     """Return what is wrong with an S3 uri; an empty string for a valid one and for a local path."""
-    if ".." in uri.removeprefix("s3://").partition("/")[0] and uri.startswith("s3://"):
+    bucket = uri.removeprefix("s3://").partition("/")[0]
+    if uri.startswith("s3://") and ".." in bucket:
         return f'{_S3_EXPECTED}, got "{uri}"'
     scheme = _SCHEME.match(uri)
     if scheme is None or scheme[1] == "file":
         return ""
-    if "$" in uri.removeprefix("s3://").partition("/")[0]:
+    if "$" in bucket:
         return (
             f'variables are not expanded in a job file, got "{uri}": write the value, or let your shell do it: '
             '--set FIELD="s3://$BUCKET/..."'

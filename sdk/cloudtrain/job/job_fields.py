@@ -36,7 +36,8 @@ JOB_TAG = f"{OWN_TAG_PREFIX}job"
 """Tag by which cloudtrain finds a job's runs."""
 REQUEST_TAG = f"{OWN_TAG_PREFIX}request"
 """Tag with the identity of a plan, which is equal for two submits of the same request and code."""
-SWEEP_TAG, TRIAL_TAG = "sweep", "trial"
+SWEEP_TAG = "sweep"
+TRIAL_TAG = "trial"
 """Tags of the runs of a sweep: its id, and the number of the trial."""
 RUN_TAG = f"{OWN_TAG_PREFIX}run"
 """Key of an endpoint's tag: the run whose model it serves."""
@@ -140,7 +141,9 @@ class JobFields(Section):
     @property
     def file(self) -> Path | None:
         """Path of the job file; None for a job that was built in Python."""
-        return None if self._document is None else self._base / Path(self._document.file).name
+        if self._document is None:
+            return None
+        return self._base / Path(self._document.file).name
 
     @property
     def code_directory(self) -> Path:
@@ -156,7 +159,9 @@ class JobFields(Section):
     def import_root(self, module: str) -> Path:
         """Return the folder below which a module is found: the code folder, or the parent of its include."""
         folder = self.includes.get(module.partition(":")[0].partition(".")[0])
-        return self.code_directory if folder is None or not folder.is_dir() else folder.parent
+        if folder is None or not folder.is_dir():
+            return self.code_directory
+        return folder.parent
 
     def problem(self, path: str, message: str, hint: str = "") -> Problem:
         """Return a problem of a field that was found after validation, with the field's location."""
@@ -219,14 +224,14 @@ class JobFields(Section):
 
     def _tag_errors(self) -> Iterator[Diagnostic]:
         for key in self.tags:
-            is_own = key.lower().startswith(OWN_TAG_PREFIX)
-            if is_own or key.lower().startswith("aws:"):
-                message = (
-                    "cloudtrain sets this tag itself"
-                    if is_own
-                    else "AWS reserves tags that begin with aws:"
-                )
-                yield Diagnostic(message, ("tags", key), "rename it", is_key=True)
+            lower = key.lower()
+            if lower.startswith(OWN_TAG_PREFIX):
+                message = "cloudtrain sets this tag itself"
+            elif lower.startswith("aws:"):
+                message = "AWS reserves tags that begin with aws:"
+            else:
+                continue
+            yield Diagnostic(message, ("tags", key), "rename it", is_key=True)
 
     def _isolation_errors(self) -> Iterator[Diagnostic]:
         if not self.cluster.network.isolation:
@@ -322,6 +327,6 @@ def _fields(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _show_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        f"[{', '.join(map(_show_value, value))}]" if isinstance(value, list | tuple) else str(value)
-    )
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_show_value, value))}]"
+    return str(value)

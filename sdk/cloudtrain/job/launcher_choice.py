@@ -11,7 +11,8 @@ from cloudtrain.job.rank_starters import starter_of_module, starter_of_program
 from cloudtrain.job.sections.code import Code
 from cloudtrain_runtime.contract.placeholders import names_in
 
-OWN, TORCHRUN = "own", "torchrun"
+OWN = "own"
+TORCHRUN = "torchrun"
 """Values of `code.launcher`."""
 
 _RANK_PLACEHOLDERS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})

@@ -146,7 +146,8 @@ def change_document(
             )
         origin = f"with_values({_show(path, value)})"
         document.override(parts, _to_plain(value), origin)
-        for depth in range(1, len(parts)):  # a misspelled section has no location yet
+        # A misspelled section has no location yet.
+        for depth in range(1, len(parts)):
             document.keys.setdefault(parts[:depth], SourceLocation(origin))
     return document
 
@@ -159,11 +160,14 @@ def _to_plain(value: Any) -> Any:
         return {key: _to_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_to_plain(inner) for inner in value]
-    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+    # A number of NumPy has no dimensions, an array of one number has.
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
 
 
 def _show(path: str, value: Any) -> str:
     text = f"{path!r}: {value!r}"
-    return (
-        f"{{{text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + '...'}}}"
-    )
+    if len(text) > _SHOWN_CHARACTERS:
+        text = f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    return f"{{{text}}}"

@@ -58,9 +58,12 @@ def find_missing(entry: Path, own_folders: Iterable[Path] = ()) -> Iterator[Miss
             if any(find_module(each, module) or (each / module).is_dir() for each in folders):
                 return
             if not _is_importable(module):
-                line, column = statement.lineno, statement.col_offset + 1
-                package = catalog.known_package_of(module) or ""
-                yield MissingPackage(module, package, line, column)
+                yield MissingPackage(
+                    module=module,
+                    package=catalog.known_package_of(module) or "",
+                    line=statement.lineno,
+                    column=statement.col_offset + 1,
+                )
 
 
 def check_packages(spec: JobSpec) -> Iterator[Problem]:
@@ -75,13 +78,21 @@ def check_packages(spec: JobSpec) -> Iterator[Problem]:
         shown = entry.relative_to(here) if entry.is_relative_to(here) else entry
         message = f"this machine has no module {missing.module}: the run would end with ModuleNotFoundError"
         hint = _how_to_install(spec, missing)
-        yield Problem(str(shown), missing.line, missing.column, "", message, hint)
+        yield Problem(
+            file=str(shown),
+            line=missing.line,
+            column=missing.column,
+            path="",
+            message=message,
+            hint=hint,
+        )
 
 
 def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # a module without a specification is there
+    except (ImportError, ValueError):
+        # A module without a specification is there.
         return True
 
 
@@ -92,7 +103,10 @@ def _has_code_before(spec: JobSpec, entry: Path) -> bool:
         return False
     if not entry.is_relative_to(root):
         return True
-    above = entry.parent if entry.name != "__init__.py" else entry.parent.parent
+    above = entry.parent
+    if entry.name == "__init__.py":
+        # Its own code is the entry.
+        above = entry.parent.parent
     while above != root and above.is_relative_to(root):
         init = above / "__init__.py"
         if init.is_file() and init.stat().st_size > 0:

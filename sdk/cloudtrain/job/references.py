@@ -57,8 +57,9 @@ def check_references(spec: JobFields) -> Iterator[Diagnostic]:
 
 
 def _check_code(spec: JobFields) -> Iterator[Diagnostic]:
-    code, directory, train, at = spec.code, spec.code_directory, spec.train, ("code", "directory")
-    if wrong := _check_folder(at, directory):
+    code = spec.code
+    directory = spec.code_directory
+    if wrong := _check_folder(("code", "directory"), directory):
         yield wrong
         return
     yield from _check_includes(spec)
@@ -69,24 +70,23 @@ def _check_code(spec: JobFields) -> Iterator[Diagnostic]:
         if name is not None:
             yield from _check_file(field, directory / name)
     if code.module is not None:
+        # Requirements and other images may bring it.
         is_installed = (
             code.requirements is not None
             or spec.cluster.image is not None
-            or may_be_installed(code.module, spec.code_directory)
+            or may_be_installed(code.module, directory)
         )
-        found = _check_module(
-            spec.import_root(code.module), code.module, may_be_installed=is_installed
-        )
+        root = spec.import_root(code.module)
+        found = _check_module(root, code.module, may_be_installed=is_installed)
         yield from _with_requirements(spec, found)
     yield from _check_command(spec)
     if code.task is not None:
-        directory = spec.import_root(code.task)
-        found = _check_task(
-            directory, code.task, code.args if isinstance(code.args, Mapping) else None
-        )
+        root = spec.import_root(code.task)
+        arguments = code.args if isinstance(code.args, Mapping) else None
+        found = _check_task(root, code.task, arguments)
         yield from _with_requirements(spec, found)
-        if train is not None:
-            yield from _check_task_methods(directory, code.task, train)
+        if spec.train is not None:
+            yield from _check_task_methods(root, code.task, spec.train)
 
 
 def _check_content(spec: JobFields) -> Iterator[Diagnostic]:
@@ -126,7 +126,10 @@ def _check_includes(spec: JobFields) -> Iterator[Diagnostic]:
     for index, written in enumerate(spec.code.include):
         folder = Path(os.path.normpath(spec.base / written))
         wrong = _check_folder(("code", "include", index), folder)
-        yield from [wrong] if wrong else _check_include(spec, index, folder)
+        if wrong:
+            yield wrong
+        else:
+            yield from _check_include(spec, index, folder)
 
 
 def _check_include(spec: JobFields, index: int, folder: Path) -> Iterator[Diagnostic]:
@@ -141,7 +144,8 @@ _Found = Iterator[tuple[str, str]]
 
 
 def _overlap(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001 (the checks' signature)
-    inside, code = folder.resolve(), spec.code_directory.resolve()
+    inside = folder.resolve()
+    code = spec.code_directory.resolve()
     if inside.is_relative_to(code):
         yield f"{folder} is in the code folder", "remove it: the code folder travels as it is"
     elif code.is_relative_to(inside):
@@ -149,20 +153,20 @@ def _overlap(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG0
 
 
 def _unimportable(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001
-    name, packages = folder.name, _packages_hint(spec, folder)
+    name = folder.name
+    packages = _packages_hint(spec, folder)
     if not name.isidentifier() or keyword.iskeyword(name):
         hint = ", or ".join(filter(None, (packages, "rename the folder")))
         yield f'the code imports an included folder by its name, and "{name}" is not one', hint
-    is_project = (
-        any((folder / file).is_file() for file in _PROJECT_FILES)
-        and not (folder / "__init__.py").is_file()
-    )
-    if is_project and packages:
+    has_project_file = any((folder / file).is_file() for file in _PROJECT_FILES)
+    is_package = (folder / "__init__.py").is_file()
+    if has_project_file and not is_package and packages:
         yield f"{folder} is a project; import {name} would not find the package in it", packages
 
 
 def _name_clash(spec: JobFields, index: int, folder: Path) -> _Found:
-    name, directory = folder.name, spec.code_directory
+    name = folder.name
+    directory = spec.code_directory
     if name in sys.stdlib_module_names or name == "cloudtrain_runtime":
         owner = "cloudtrain" if name == "cloudtrain_runtime" else "Python's standard library"
         yield f"{name} would hide the module of {owner}", "rename the folder"
@@ -181,7 +185,9 @@ _CHECKS = (_overlap, _unimportable, _name_clash)
 def _packages_hint(spec: JobFields, folder: Path) -> str:
     """Return a hint with the packages in a folder, or an empty text."""
     found = [os.path.relpath(each, spec.base) for each in _packages(folder)]
-    return f"did you mean {' or '.join(found[:3])}?" if found else ""
+    if not found:
+        return ""
+    return f"did you mean {' or '.join(found[:3])}?"
 
 
 def _packages(folder: Path) -> Iterator[Path]:
@@ -198,10 +204,10 @@ def _packages(folder: Path) -> Iterator[Path]:
 def _check_folder(at: FieldPath, path: Path) -> Diagnostic | None:
     if not _exists(path):
         return _missing(at, path, "folder")
+    if path.is_dir():
+        return None
     hint = "name the folder that holds it"
-    return (
-        None if path.is_dir() else Diagnostic(f"expected a folder, but {path} is a file", at, hint)
-    )
+    return Diagnostic(f"expected a folder, but {path} is a file", at, hint)
 
 
 def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
@@ -235,7 +241,8 @@ def _with_requirements(spec: JobFields, found: Iterable[Diagnostic]) -> Iterator
 
 def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> Iterator[Diagnostic]:
     """Yield the errors in a module of the code folder, or that it is neither there nor in any installed package."""
-    at, top = ("code", "module"), module.partition(".")[0]
+    at = ("code", "module")
+    top = module.partition(".")[0]
     path = directory / module.replace(".", "/")
     names = [each.name for each in directory.iterdir()]
     if (file := runnable_file(directory, module)) is not None:
@@ -258,14 +265,14 @@ def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> It
 
 def _check_command(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error for each unknown placeholder, and for a script or program that the code folder lacks."""
-    command, directory = spec.code.command, spec.code_directory
+    command = spec.code.command
+    directory = spec.code_directory
     if not command:
         return
     channels = [f"SM_CHANNEL_{name.upper()}" for name in spec.data]
     known = [*PLACEHOLDERS, *channels, *spec.code.env]
-    arguments = (
-        spec.code.args.items() if isinstance(spec.code.args, dict) else enumerate(spec.code.args)
-    )
+    args = spec.code.args
+    arguments = args.items() if isinstance(args, dict) else enumerate(args)
     words: list[tuple[FieldPath, object]] = [
         (("code", "command", index), word) for index, word in enumerate(command)
     ]
@@ -274,7 +281,9 @@ def _check_command(spec: JobFields) -> Iterator[Diagnostic]:
         for name in names_in(str(value)):
             if name not in known:
                 near = nearest(name, known)
-                hint = f"did you mean ${near}?" if near else f"for the text ${name} write $${name}"
+                hint = f"for the text ${name} write $${name}"
+                if near:
+                    hint = f"did you mean ${near}?"
                 yield Diagnostic(f"there is no variable ${name} for commands", at, hint)
     source = next(
         ((index, word) for index, word in enumerate(command) if _SOURCE.fullmatch(word)), None
@@ -282,6 +291,8 @@ def _check_command(spec: JobFields) -> Iterator[Diagnostic]:
     if source is not None and not (directory / source[1]).is_file():
         yield _missing(("code", "command", source[0]), directory / source[1], "file", _COMMAND_HINT)
     program = directory / command[0]
+    is_in_code_folder = "/" in command[0] and not command[0].startswith("/")
+    # A program without a slash is one of the container's.
     if source == (0, command[0]) and "/" not in command[0]:
         hint = f"write ./{command[0]}, or [bash, {command[0]}]"
         yield Diagnostic(
@@ -289,28 +300,28 @@ def _check_command(spec: JobFields) -> Iterator[Diagnostic]:
         )
     elif command[0].startswith("./") and not program.is_file():
         yield _missing(("code", "command", 0), program, "file", _COMMAND_HINT)
-    elif (
-        "/" in command[0]
-        and not command[0].startswith("/")
-        and program.is_file()
-        and not os.access(program, os.X_OK)
-    ):
+    elif is_in_code_folder and program.is_file() and not os.access(program, os.X_OK):
         hint = f"chmod +x {command[0]}, or start it by its interpreter: [bash, {command[0]}]"
         yield Diagnostic(f"{program} is not executable", ("code", "command", 0), hint)
 
 
 def check_program(spec: JobFields) -> Iterator[Diagnostic]:
     """Yield an error if this machine lacks the program that a local run would start."""
-    program = spec.code.command[0] if spec.code.command else ""
-    is_own = "/" in program and not program.startswith("/")
+    if not spec.code.command:
+        return
+    program = spec.code.command[0]
+    is_in_code_folder = "/" in program and not program.startswith("/")
+    if is_in_code_folder or "$" in program:
+        return
     path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{Path(sys.executable).parent}"
-    if program and "$" not in program and not is_own and shutil.which(program, path=path) is None:
+    if program and shutil.which(program, path=path) is None:
         hint = "install it, or run the job where it is installed"
         yield Diagnostic(f"this machine has no program {program}", ("code", "command", 0), hint)
 
 
 def _check_channel(spec: JobFields, name: str, path: Path) -> Iterator[Diagnostic]:
-    at, instances = ("data", name, "uri"), spec.cluster.preferred_instances
+    at = ("data", name, "uri")
+    instances = spec.cluster.preferred_instances
     if not _exists(path):
         yield _missing(at, path, "file or folder")
         return
@@ -345,14 +356,15 @@ def _check_task(
             continue
         location = None
         if found.file:
-            path, here = directory / found.file, Path.cwd()
+            path = directory / found.file
+            here = Path.cwd()
             shown = path.relative_to(here) if path.is_relative_to(here) else path
             location = SourceLocation(str(shown), found.line, found.column)
         is_key = len(at) > len(("code", "args"))
-        is_elsewhere = found.message.startswith("no such file") and is_in_src(
-            directory, task.partition(".")[0]
-        )
-        hint = _SRC_HINT if is_elsewhere else found.hint
+        hint = found.hint
+        is_missing = found.message.startswith("no such file")
+        if is_missing and is_in_src(directory, task.partition(".")[0]):
+            hint = _SRC_HINT
         yield Diagnostic(found.message, at, hint, is_key=is_key, location=location)
 
 
@@ -368,7 +380,8 @@ def _check_syntax(field: str, path: Path) -> Iterator[Diagnostic]:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # too long, a NUL, a loop of links, or no permission
+    except (OSError, ValueError):
+        # Too long, a NUL, a loop of links, or no permission.
         return False
 
 
@@ -385,7 +398,8 @@ def _missing(
     if written := hint_of_written_path(path, field):
         return Diagnostic(f"no such {kind}: {path}", at, written)
     names: list[str] = []
-    with contextlib.suppress(OSError, ValueError):  # no such folder, or no permission to list it
+    # There may be no such folder, or no permission to list it.
+    with contextlib.suppress(OSError, ValueError):
         names = [other.name for other in path.parent.iterdir()]
     return Diagnostic(f"no such {kind}: {path}", at, did_you_mean(path.name, names, hint))
 

@@ -263,9 +263,15 @@ class _Reader:
             or _is_local(self.directory, address)
             or editable is not None
         ):
-            name = None if found is None else normalized(found["name"])
-            is_folder = _ARCHIVE.search(address) is None
-            self.lines.append(Line(place, text, name, (), is_conditional, is_folder))
+            self.lines.append(
+                Line(
+                    place=place,
+                    text=text,
+                    name=None if found is None else normalized(found["name"]),
+                    is_conditional=is_conditional,
+                    is_folder=_ARCHIVE.search(address) is None,
+                )
+            )
             if not is_conditional:
                 self._check_path(place, text, address)
         else:
@@ -298,11 +304,13 @@ class _Reader:
         if is_outside and path.startswith("/") and self.has_own_image:
             return False
         if is_outside:
-            hint = (
-                "name the version on PyPI, such as numpy==2.1.0 (pip list --format=freeze writes versions without paths)"
-                if "@" in text or "croot" in text
-                else "copy it into the code folder, or name the package on PyPI"
-            )
+            hint = "copy it into the code folder, or name the package on PyPI"
+            if "@" in text or "croot" in text:
+                # A line of pip freeze in an environment of conda.
+                hint = (
+                    "name the version on PyPI, such as numpy==2.1.0 (pip list --format=freeze writes versions without "
+                    "paths)"
+                )
             self._add_fault(
                 place, text, f"{path} is outside of the code folder, and does not travel", hint
             )
@@ -326,7 +334,8 @@ def _extras(requirement: re.Match[str]) -> str:
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines that say something with their numbers; a backslash at the end continues a line."""
-    begin, joined = 0, ""
+    begin = 0
+    joined = ""
     for number, line in enumerate(text.splitlines(), start=1):
         if not joined:
             begin = number
@@ -377,15 +386,19 @@ def _rejects(comparison: str, version: tuple[int, int]) -> bool:
     )
     if found is None:
         return False
-    sign, minor = found[1], found[3]
+    sign = found[1]
+    minor = found[3]
     named = (int(found[2]), int(minor or 0))
     has_patch = found[4] is not None and found[4].strip(".0") != ""
+    is_other_major = version[0] != named[0]
     if sign in ("==", "==="):
-        return version[0] != named[0] or (
-            version != named and not (minor is None and "*" in comparison)
-        )
+        # ==2.* allows every minor release.
+        is_any_minor = minor is None and "*" in comparison
+        return is_other_major or (version != named and not is_any_minor)
     if sign == "~=":
-        return version[0] != named[0] or (version != named if found[4] else version < named)
+        # ~=2.5.1 means ==2.5.*, and ~=2.5 means >=2.5, ==2.*
+        is_other_minor = version != named if found[4] else version < named
+        return is_other_major or is_other_minor
     if sign == "<":
         return version > named or (version == named and not has_patch)
     if sign == "<=":
@@ -404,7 +417,8 @@ def _excludes_from(comparison: str, first: tuple[int, ...]) -> bool:
     )
     if found is None:
         return False
-    sign, release = found[1], _release(found[2])
+    sign = found[1]
+    release = _release(found[2])
     if sign == "~=":
         # ~=1.23.4 means >=1.23.4, ==1.23.*
         release = release[:-1]

@@ -84,7 +84,10 @@ def job_schema() -> dict[str, Any]:
     cluster["framework"]["examples"] = [image.framework for image in catalog.images()]
     for section_name, field, pattern in _PATTERNS:
         text = sections[section_name]["properties"][field]
-        (text["anyOf"][0] if "anyOf" in text else text)["pattern"] = pattern
+        if "anyOf" in text:
+            # The other option is null.
+            text = text["anyOf"][0]
+        text["pattern"] = pattern
     schema["properties"]["name"]["maxLength"] = MAX_NAME_CHARACTERS
     schema["title"] = "cloudtrain job, version 1"
     return {"$schema": DIALECT, **schema}
@@ -113,9 +116,13 @@ def _add_limit(schema: dict[str, Any], path: list[str], shape: Mapping[str, Any]
         if reference is not None:
             target = schema["$defs"][reference.rpartition("/")[2]]
         target = target["properties"][part]
-    is_tags = path == ["tags"]
-    limit = shape["max"] - 1 if is_tags else shape["max"]  # cloudtrain adds a tag
-    target[_LIMIT_KEYWORDS["map" if is_tags else shape["type"]]] = limit
+    kind = shape["type"]
+    limit = shape["max"]
+    if path == ["tags"]:
+        # AWS has a list of them, and cloudtrain adds one.
+        kind = "map"
+        limit -= 1
+    target[_LIMIT_KEYWORDS[kind]] = limit
 
 
 @functools.cache
@@ -194,7 +201,8 @@ def _row(section: type[Section], name: str) -> str:
     elif isinstance(value, dict | list) or value is None:
         default = ""
     else:
-        default = f"`{dump_json(value) if isinstance(value, bool) else value}`"
+        shown = dump_json(value) if isinstance(value, bool) else value
+        default = f"`{shown}`"
     examples = field.examples or content.get("examples") or []
     example = f" For example `{to_flow_style(examples[0])}`." if examples else ""
     text = f"{field_docs(section)[name]}{example}".replace("|", "\\|")

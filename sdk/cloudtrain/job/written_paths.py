@@ -44,25 +44,25 @@ def hint_of_written_path(path: Path, field: str) -> str:
 
 def _hint_of_command(path: Path) -> str:
     """Return a hint for a script with its launcher or its options, such as `python train.py --lr 1`."""
-    folder, written = path.parent, path.name
-    if " " not in written:
+    if " " not in path.name:
         return ""
     try:
-        words = shlex.split(written)
-    except ValueError:  # an open quote
+        words = shlex.split(path.name)
+    except ValueError:
+        # An open quote.
         return ""
-    if (
-        words[:1]
-        and words[0].startswith("python")
-        and words[1:2] == ["-m"]
-        and len(words) > len(words[:2])
-    ):
+    is_python = bool(words) and words[0].startswith("python")
+    if is_python and words[1:2] == ["-m"] and len(words) > len(words[:2]):
         return f"write module: {words[2]} in place of script"
-    at = next((index for index, word in enumerate(words) if (folder / word).is_file()), None)
-    is_launched = at is not None and at > 0 and words[0].startswith(_LAUNCHERS)
-    if at is None or (at > 0 and not is_launched):
+    files = (index for index, word in enumerate(words) if (path.parent / word).is_file())
+    at = next(files, None)
+    if at is None:
         return ""
-    options = options_as_fields(words[at + 1 :])
-    arguments = f", and the options below it: args: {options}" if options else ""
-    ranks = "" if at == 0 or words[0].startswith("python") else " (cloudtrain starts the ranks)"
-    return f"write {words[at]} alone{ranks}{arguments}"
+    if at > 0 and not words[0].startswith(_LAUNCHERS):
+        return ""
+    text = f"write {words[at]} alone"
+    if at > 0 and not is_python:
+        text += " (cloudtrain starts the ranks)"
+    if options := options_as_fields(words[at + 1 :]):
+        text += f", and the options below it: args: {options}"
+    return text

@@ -46,12 +46,9 @@ class _Place(NamedTuple):
         self, hint: str, *, index: int | None = None, column: int | None = None
     ) -> SyntaxMistake:
         """Return the mistake with a hint, at this place or another one; columns count from 0."""
-        return SyntaxMistake(
-            (self.row if index is None else index) + 1,
-            (self.column if column is None else column) + 1,
-            f"not valid YAML: {self.problem}",
-            hint,
-        )
+        row = self.row if index is None else index
+        own_column = self.column if column is None else column
+        return SyntaxMistake(row + 1, own_column + 1, f"not valid YAML: {self.problem}", hint)
 
 
 def explain(text: str, error: yaml.MarkedYAMLError) -> SyntaxMistake:
@@ -91,7 +88,9 @@ def _explain_quotes(place: _Place, line: int, column: int) -> SyntaxMistake:
 
 
 def _tab(place: _Place) -> SyntaxMistake | None:
-    return place.mistake("indent with spaces") if "\\t" in place.problem else None
+    if "\\t" not in place.problem:
+        return None
+    return place.mistake("indent with spaces")
 
 
 def _no_break_space(place: _Place) -> SyntaxMistake | None:
@@ -165,7 +164,8 @@ def _field(place: _Place) -> SyntaxMistake | None:
         found = _NO_SPACE.fullmatch(line) or _EQUALS.fullmatch(line)
         if found is not None:
             hint = f"write {found['key']}: {found['value']}"
-            hint += "" if "=" in line[: found.start("value")] else " (with a space after the colon)"
+            if "=" not in line[: found.start("value")]:
+                hint += " (with a space after the colon)"
             return place.mistake(hint, index=index, column=found.start("key"))
     return None
 

@@ -25,7 +25,8 @@ _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 # Source: API reference of CreateJobQueue and ShareAttributes, 2026-11. botocore's model accepts any text here.
 _QUEUE = re.compile(rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
-_QUOTA_SHARE = re.compile(r"[A-Za-z0-9_-]{1,128}")  # CreateQuotaShareRequest in botocore 1.44.5
+# Source: CreateQuotaShareRequest in botocore 1.44.5.
+_QUOTA_SHARE = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _PLAN_FORM = matching(
     re.compile(arn_pattern("sagemaker", "training-plan/[A-Za-z0-9-]{1,64}")),

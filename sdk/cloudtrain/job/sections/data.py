@@ -96,7 +96,11 @@ class Channel(Section):
     @property
     def file_system(self) -> str | None:
         """Field that names a file system, `fsx` or `efs`; None for other data."""
-        return "fsx" if self.fsx is not None else "efs" if self.efs is not None else None
+        if self.fsx is not None:
+            return "fsx"
+        if self.efs is not None:
+            return "efs"
+        return None
 
     @property
     def source(self) -> str:
