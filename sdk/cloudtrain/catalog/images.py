@@ -98,5 +98,7 @@ def find_image(uri: str) -> Image | None:
 
 def image_uri(image: Image, *, region: str, gpu: bool) -> str:
     """Return the image URI of a container in one of `image_regions()`."""
-    account, domain = load("images")["registries"][region], service_limits.dns_suffix(region)
-    return f"{account}.dkr.ecr.{region}.{domain}/{image.gpu if gpu else image.cpu}"
+    account = load("images")["registries"][region]
+    domain = service_limits.dns_suffix(region)
+    name = image.gpu if gpu else image.cpu
+    return f"{account}.dkr.ecr.{region}.{domain}/{name}"

@@ -106,7 +106,8 @@ _SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}
 _OTHER_LETTERS = 3.0
 _PER_GENERATION = 1.0
 _OTHER_VARIANT = 0.75
-_SAME_FAMILY_VARIANT = 0.5  # p4d and p4de, g6 and g6e: one begins like the other
+# p4d and p4de, g6 and g6e: one begins like the other.
+_SAME_FAMILY_VARIANT = 0.5
 _MAX_DISTANCE = 3.0
 _MAX_EXTRA_DISTANCE = 0.5
 
@@ -141,7 +142,8 @@ def suggest(name: str) -> tuple[str, ...]:
     """
     wanted = _parse(name.strip().lower())
     if wanted is None:
-        import difflib  # only a wrong name needs it
+        # Only a wrong name needs it.
+        import difflib
 
         return tuple(difflib.get_close_matches(name, instance_names(), n=3, cutoff=0.7))
     # Sorted by distance only: types at the same distance stay in the catalog's order.
@@ -151,7 +153,10 @@ def suggest(name: str) -> tuple[str, ...]:
     nearest = distances[0][0]
     if nearest > _MAX_DISTANCE:
         return ()
-    limit = 0.0 if nearest == 0 else nearest + _MAX_EXTRA_DISTANCE
+    limit = 0.0
+    if nearest > 0:
+        # Other types are alternatives only where none has exactly these parts.
+        limit = nearest + _MAX_EXTRA_DISTANCE
     return tuple(legal for distance, legal in distances[:3] if distance <= limit)
 
 
@@ -160,7 +165,12 @@ def _parse(name: str) -> _Parsed | None:
     if found is None:
         return None
     letters, generation, variant, size = found.groups()
-    return _Parsed(letters, int(generation), variant, _parse_size(size or ""))
+    return _Parsed(
+        letters=letters,
+        generation=int(generation),
+        variant=variant,
+        size=_parse_size(size or ""),
+    )
 
 
 def _parse_size(text: str) -> float | None:
@@ -169,7 +179,9 @@ def _parse_size(text: str) -> float | None:
     if digits is not None:
         return float(digits[0]) or None
     word = nearest(text, _SIZES)
-    return None if word is None else _SIZES[word]
+    if word is None:
+        return None
+    return _SIZES[word]
 
 
 @functools.cache

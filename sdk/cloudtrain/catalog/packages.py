@@ -75,7 +75,10 @@ def packages_of(module: str) -> tuple[str, ...]:
         module: Name of a top-level module, or of a module of a namespace package, such as `google.protobuf`.
     """
     known = load("packages")["modules"].get(module)
-    return (normalized(module),) if known is None else tuple(known)
+    if known is None:
+        # Most packages have the name of their module.
+        return (normalized(module),)
+    return tuple(known)
 
 
 def known_package_of(module: str) -> str | None:
@@ -91,8 +94,8 @@ def installed_with(packages: Iterable[str]) -> frozenset[str]:
 
 def is_known_package(package: str) -> bool:
     """Return whether it is known what pip installs with a package."""
-    return package in load("packages")["brings"] or any(
-        package in each[kind]
-        for each in load("packages")["lists"]
-        for kind in ("packages", "gpu", "cpu")
-    )
+    if package in load("packages")["brings"]:
+        return True
+    # What pip installs with a package of an image is in the image, too.
+    lists = load("packages")["lists"]
+    return any(package in each[kind] for each in lists for kind in ("packages", "gpu", "cpu"))

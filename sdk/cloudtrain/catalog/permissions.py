@@ -9,7 +9,8 @@ from typing import Any
 
 from cloudtrain.catalog.source import Source, load, sources
 
-CALLER, ROLE = "caller", "role"
+CALLER = "caller"
+ROLE = "role"
 """Who needs a permission: the credentials that submit, or the execution role of the job."""
 
 _NAME = "permissions"

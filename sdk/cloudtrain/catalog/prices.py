@@ -61,7 +61,9 @@ class Prices:
     def hosting_usd_per_hour(self, instance_type: str, region: str) -> float | None:
         """Return the price of an endpoint's instance in USD per hour; without one, that of a training instance."""
         price = self.find(instance_type, hosting_key(region))
-        return self.usd_per_hour(instance_type, region) if price is None else price.usd_per_hour
+        if price is None:
+            return self.usd_per_hour(instance_type, region)
+        return price.usd_per_hour
 
     def as_of(self, region: str) -> str | None:
         """Return the date of a region's oldest price, as YYYY-MM-DD, or None if it has no price."""
@@ -70,7 +72,9 @@ class Prices:
     def age_days(self, region: str, today: date) -> int | None:
         """Return the age of a region's oldest price in days, never negative, or None if it has no price."""
         oldest = self.as_of(region)
-        return None if oldest is None else max((today - date.fromisoformat(oldest)).days, 0)
+        if oldest is None:
+            return None
+        return max((today - date.fromisoformat(oldest)).days, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a file for `read_prices`: sources, and one table for each region and source."""
@@ -111,11 +115,9 @@ def read_prices(path: Path) -> Prices:
     except FileNotFoundError:
         return Prices({})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = (
-            str(error)
-            if isinstance(error, (OSError, ValueError))
-            else "not the tables of prices that it should hold"
-        )
+        reason = "not the tables of prices that it should hold"
+        if isinstance(error, (OSError, ValueError)):
+            reason = str(error)
         raise SettingsError(
             f"{path}: cannot be read: {reason}",
             "remove the file, and fetch again: cloudtrain prices --refresh",

@@ -167,9 +167,8 @@ def _shapes() -> Mapping[str, Any]:
     packed = _botocore() / _MODEL / "service-2.json.gz"
     path = packed if packed.is_file() else packed.with_suffix("")
     status = path.stat()
-    identity = hashlib.sha256(f"{path}:{status.st_size}:{status.st_mtime_ns}".encode()).hexdigest()[
-        :24
-    ]
+    stamp = f"{path}:{status.st_size}:{status.st_mtime_ns}"
+    identity = hashlib.sha256(stamp.encode()).hexdigest()[:24]
     base = os.environ.get("XDG_CACHE_HOME") or str(
         Path(os.environ.get("HOME", "~")).expanduser() / ".cache"
     )
@@ -239,14 +238,7 @@ def _check_types(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Itera
     kind = shape["type"]
     types, expected, hint = _TYPES[kind]
     if not isinstance(value, types) or (kind != "boolean" and isinstance(value, bool)):
-        got = (
-            "nothing"
-            if value is None
-            else str(value).lower()
-            if isinstance(value, bool)
-            else repr(value)[:_SHOWN]
-        )
-        yield Violation(path, f"expected {expected}, got {got}", hint)
+        yield Violation(path, f"expected {expected}, got {_spelled(value)}", hint)
     elif kind == "structure":
         for name, item in value.items():
             if name in shape["members"]:
@@ -263,6 +255,15 @@ def _check_types(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Itera
     elif kind == "map":
         for key, item in value.items():
             yield from _check_types(item, _shape(shape["value"]["shape"]), (*path, key))
+
+
+def _spelled(value: Any) -> str:
+    """Return a value as a job file spells it, shortened."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)[:_SHOWN]
 
 
 def _check(value: Any, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
@@ -303,9 +304,9 @@ def _structure(
 def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Violation]:
     enum = shape.get("enum")
     if enum is not None and value not in enum:
-        hint = did_you_mean(
-            value, enum, None if len(enum) <= _MOST_LISTED else "see the AWS reference"
-        )
+        # By default the hint lists all values.
+        otherwise = None if len(enum) <= _MOST_LISTED else "see the AWS reference"
+        hint = did_you_mean(value, enum, otherwise)
         yield Violation(path, f'expected one of AWS\'s {len(enum)} values, got "{value}"', hint)
         return
     yield from _bounds(len(value), shape, path, " characters")
@@ -318,7 +319,8 @@ def _text(value: str, shape: Mapping[str, Any], path: FieldPath) -> Iterator[Vio
 def _bounds(
     value: int, shape: Mapping[str, Any], path: FieldPath, what: str
 ) -> Iterator[Violation]:
-    least, most = shape.get("min"), shape.get("max")
+    least = shape.get("min")
+    most = shape.get("max")
     if least is not None and value < least:
         message = f"AWS allows at least {least}{what}, got {value}"
         yield Violation(path, message, f"use {least} or more", bound=least, got=value)
