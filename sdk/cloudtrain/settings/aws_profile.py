@@ -40,7 +40,9 @@ class AwsValue:
     @property
     def place(self) -> str:
         """File and line."""
-        return str(self.file) if self.line is None else f"{self.file}:{self.line}"
+        if self.line is None:
+            return str(self.file)
+        return f"{self.file}:{self.line}"
 
 
 Profiles = Mapping[str, Mapping[str, AwsValue]]
@@ -101,10 +103,13 @@ def find_mistake(path: Path) -> str:
         text = _read_text(path)
         line, what = _find_wrong_line(text)
     except UnicodeDecodeError as error:
-        line, what = error.object[: error.start].count(b"\n") + 1, "not UTF-8 text"
+        line = error.object[: error.start].count(b"\n") + 1
+        what = "not UTF-8 text"
     except OSError as error:
         return f"{path}: {error.strerror}"
-    return f"{path}:{line}: {what}" if line is not None else str(path)
+    if line is None:
+        return str(path)
+    return f"{path}:{line}: {what}"
 
 
 def _find_wrong_line(text: str) -> tuple[int | None, str]:
@@ -133,7 +138,8 @@ def _find_wrong_line(text: str) -> tuple[int | None, str]:
 def _read_sections(path: Path) -> Iterator[tuple[str, dict[str, AwsValue]]]:
     if not path.is_file():
         return
-    import configparser  # most commands need no profile, and its import takes milliseconds
+    # Most commands need no profile, and this import takes milliseconds.
+    import configparser
 
     try:
         text = _read_text(path)
@@ -142,13 +148,11 @@ def _read_sections(path: Path) -> Iterator[tuple[str, dict[str, AwsValue]]]:
         return
     lines = _lines(text)
     for section in parsed.sections():
-        yield (
-            section,
-            {
-                key: AwsValue(value, path, lines.get((section, key)))
-                for key, value in parsed.items(section)
-            },
-        )
+        values = {
+            key: AwsValue(value, path, lines.get((section, key)))
+            for key, value in parsed.items(section)
+        }
+        yield section, values
 
 
 def _read_text(path: Path) -> str:
@@ -184,4 +188,6 @@ def _profile_of(section: str) -> str | None:
         words = shlex.split(section)
     except ValueError:
         return None
-    return words[1] if len(words) == len(("profile", "NAME")) and words[0] == "profile" else None
+    if len(words) != len(("profile", "NAME")) or words[0] != "profile":
+        return None
+    return words[1]

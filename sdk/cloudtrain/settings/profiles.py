@@ -97,23 +97,29 @@ def change_profile(
     read = {name: _read(name, value) for name, value in values.items()}
     tables = _read_tables(file)
     above = top_level_of(tables)
-    own = above if profile is None else profiles_of(tables).get(profile, {})
-    # An empty value removes the setting, unless it must hide a value of the top level.
-    hidden = set() if profile is None else {name for name in above if above[name]}
-    wanted = {
-        name: (read[name] if read[name] or name in hidden else None)
-        for name in SETTINGS
-        if name in read
-    }
+    if profile is None:
+        table: tuple[str, ...] = ()
+        own = above
+        inherited: dict[str, Any] = {}
+    else:
+        table = (PROFILES, profile)
+        own = profiles_of(tables).get(profile, {})
+        inherited = above
+    wanted: dict[str, Value | None] = {}
+    for name in SETTINGS:
+        if name not in read:
+            continue
+        # An empty value removes the setting, unless it must hide a value of the top level.
+        is_kept = read[name] or inherited.get(name)
+        wanted[name] = read[name] if is_kept else None
     changes = tuple(
         SettingChange(name, _frozen(own.get(name)), value)
         for name, value in wanted.items()
         if _frozen(own.get(name)) != value
     )
-    merged = {**(above if profile is not None else {}), **own, **wanted}
+    merged = {**inherited, **own, **wanted}
     settings = {name: _frozen(merged[name]) for name in SETTINGS if merged.get(name)}
     _refuse_wrong(read, settings)
-    table = () if profile is None else (PROFILES, profile)
     after = tables.with_values(table, {change.name: change.after for change in changes})
     return ProfileChange(file, profile, settings, changes, tables, after)
 
@@ -127,7 +133,9 @@ def remove_profile(file: Path, profile: str) -> None:
     tables = _read_tables(file)
     names = sorted(profiles_of(tables))
     if profile not in names:
-        hint = did_you_mean(profile, names) if names else "there are no named profiles"
+        hint = "there are no named profiles"
+        if names:
+            hint = did_you_mean(profile, names)
         raise SettingsError(f"{file}: there is no profile {profile!r}", hint)
     _write(file, tables, tables.without((PROFILES, profile)))
 
@@ -140,7 +148,9 @@ def read_profiles(file: Path) -> dict[str | None, dict[str, Value]]:
     """
     tables = _read_tables(file)
     above = top_level_of(tables)
-    found: list[tuple[str | None, dict[str, Any]]] = [(None, above)] if above else []
+    found: list[tuple[str | None, dict[str, Any]]] = []
+    if above:
+        found.append((None, above))
     found += profiles_of(tables).items()
     return {
         profile: {name: _frozen(value) for name, value in own.items()} for profile, own in found
@@ -163,7 +173,9 @@ def parse_assignment(text: str) -> tuple[str, str]:
 
 
 def _read_tables(file: Path) -> TomlFile:
-    return read_settings_file(file) if file.is_file() else TomlFile("", str(file))
+    if not file.is_file():
+        return TomlFile("", str(file))
+    return read_settings_file(file)
 
 
 def _read(name: str, value: str | bool | Sequence[str]) -> Value:
@@ -208,7 +220,8 @@ def _refuse_wrong(given: Mapping[str, Value], settings: Mapping[str, Value]) -> 
 
 
 def _write(file: Path, before: TomlFile, after: TomlFile) -> None:
-    target = file.resolve()  # replace the target of a link, not the link
+    # Replace the target of a link, not the link.
+    target = file.resolve()
     try:
         current = target.read_bytes() if target.exists() else b""
         if current != before.text.encode():

@@ -96,20 +96,16 @@ class Settings:
     @property
     def bucket_owners(self) -> dict[str, str]:
         """The account that must own the bucket, by bucket name; empty when it is unknown or untrusted."""
-        return (
-            {self.bucket: self.account}
-            if self.bucket and self.account and not self.untrusted
-            else {}
-        )
+        if not self.bucket or not self.account or self.untrusted:
+            return {}
+        return {self.bucket: self.account}
 
     @property
     def untrusted(self) -> tuple[Origin, ...]:
         """The values from beside the job that must not be used before the user agrees."""
-        return (
-            ()
-            if self.is_trusted
-            else tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
-        )
+        if self.is_trusted:
+            return ()
+        return tuple(each for each in self.beside_job if each.name in TRUST_SETTINGS)
 
     def require_trust(self) -> None:
         """Check that the user has agreed to the values from a file beside the job.
@@ -127,7 +123,9 @@ class Settings:
     def sender(self) -> str:
         """What sends a job: the transport; where no setting names one and version 2 of the SDK is missing, `boto3`."""
         is_default = self.transport == "estimator" and "transport" not in self.sources
-        return "boto3" if is_default and not has_sdk() else self.transport
+        if is_default and not has_sdk():
+            return "boto3"
+        return self.transport
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -152,7 +150,8 @@ class Settings:
 
 def has_sdk() -> bool:
     """Return whether version 2 of the SageMaker SDK is installed. It is not imported."""
-    with contextlib.suppress(ImportError, ValueError):  # an import hook may refuse it
+    # An import hook may refuse it.
+    with contextlib.suppress(ImportError, ValueError):
         found = importlib.util.find_spec("sagemaker")
         # Version 3 has no estimators. Its number would take a search through all installed packages, in each plan.
         return any(
@@ -188,7 +187,9 @@ class Origin:
     @property
     def text(self) -> str:
         """The value as one line; the parts of a list are separated by commas."""
-        return self.value if isinstance(self.value, str) else ", ".join(self.value)
+        if isinstance(self.value, str):
+            return self.value
+        return ", ".join(self.value)
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `plan --json`."""
@@ -258,10 +259,11 @@ def find_origins(
         if environ.get(variable)
     ]
     profile = environ.get(PROFILE_VARIABLE) or None
-    paths = [] if job_directory is None else [job_directory / SETTINGS_FILE]
-    files = {
-        path: read_settings_file(path) for path in (*paths, profile_file(environ)) if path.is_file()
-    }
+    paths = [profile_file(environ)]
+    if job_directory is not None:
+        # A file beside the job has precedence.
+        paths.insert(0, job_directory / SETTINGS_FILE)
+    files = {path: read_settings_file(path) for path in paths if path.is_file()}
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
@@ -272,11 +274,9 @@ def find_origins(
 
 def parse_value(name: str, text: str) -> str | tuple[str, ...]:
     """Return the value of a setting from a text; the parts of a list are separated by commas."""
-    return (
-        tuple(part for each in text.split(",") if (part := each.strip()))
-        if name in LIST_SETTINGS
-        else text
-    )
+    if name not in LIST_SETTINGS:
+        return text
+    return tuple(part for each in text.split(",") if (part := each.strip()))
 
 
 def profile_file(environ: Mapping[str, str]) -> Path:
@@ -311,9 +311,10 @@ def read_settings_file(path: Path) -> TomlFile:
         )
     tables = TomlFile(text, str(path))
     profiles = tables.values.get(PROFILES, {})
-    if not isinstance(profiles, dict) or not all(
+    has_tables = isinstance(profiles, dict) and all(
         isinstance(inner, dict) for inner in profiles.values()
-    ):
+    )
+    if not has_tables:
         location = tables.location_of(PROFILES)
         raise SettingsError(
             f"{location}: profiles must contain tables",
@@ -341,7 +342,9 @@ def _origin(
 ) -> Origin:
     if isinstance(value, bool):
         value = str(value).lower()
-    return Origin(name, tuple(value) if name in LIST_SETTINGS else value, source, line, profile)
+    if name in LIST_SETTINGS:
+        value = tuple(value)
+    return Origin(name=name, value=value, source=source, line=line, profile=profile)
 
 
 def _origins_in(path: Path, tables: TomlFile, profile: str | None) -> list[Origin]:
@@ -367,11 +370,9 @@ def _check_profile(profile: str | None, profiles: Mapping[Path, Mapping[str, Any
         return
     legal = sorted({name for inner in profiles.values() for name in inner})
     where = ", ".join(map(str, profiles)) or "any settings file"
-    hint = (
-        did_you_mean(profile, legal)
-        if legal
-        else f"make it: cloudtrain configure --profile {profile}"
-    )
+    hint = f"make it: cloudtrain configure --profile {profile}"
+    if legal:
+        hint = did_you_mean(profile, legal)
     raise SettingsError(f"{PROFILE_VARIABLE}: there is no profile {profile!r} in {where}", hint)
 
 
@@ -383,22 +384,24 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
                 f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT))
             )
         if expected := expected_kind(name, value):
-            example = (
-                "['one', 'two']"
-                if name in LIST_SETTINGS
-                else "true"
-                if name in SWITCHES
-                else "'text'"
-            )
-            raise SettingsError(
-                f"{location}: {name} must be {expected}", f"write {name} = {example}"
-            )
+            hint = f"write {name} = {_example_of(name)}"
+            raise SettingsError(f"{location}: {name} must be {expected}", hint)
+
+
+def _example_of(name: str) -> str:
+    """Return a value in TOML that a setting can have."""
+    if name in LIST_SETTINGS:
+        return "['one', 'two']"
+    if name in SWITCHES:
+        return "true"
+    return "'text'"
 
 
 def expected_kind(name: str, value: object) -> str:
     """Return what the value of a setting must be, such as a list of strings; an empty text if it is that."""
     if name in SWITCHES:
-        return "" if isinstance(value, bool) or str(value) in _SWITCH_VALUES else "true or false"
+        is_switch = isinstance(value, bool) or str(value) in _SWITCH_VALUES
+        return "" if is_switch else "true or false"
     if name not in LIST_SETTINGS:
         return "" if isinstance(value, str) else "a string"
     is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)

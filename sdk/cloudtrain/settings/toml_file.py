@@ -53,12 +53,16 @@ class TomlFile:
         A value inside an inline table has the line on which the inline table begins.
         """
         best = max(self._statements, key=lambda each: _common_length(each.path, path), default=None)
-        return best.lines[0] if best is not None and _common_length(best.path, path) else None
+        if best is None or not _common_length(best.path, path):
+            return None
+        return best.lines[0]
 
     def location_of(self, *path: str) -> str:
         """Return `file:line` of a value or table, or the file alone if the file does not have it."""
         line = self.line_of(*path)
-        return self.file if line is None else f"{self.file}:{line}"
+        if line is None:
+            return self.file
+        return f"{self.file}:{line}"
 
     def with_values(self, table: TablePath, changes: Mapping[str, Value | None]) -> TomlFile:
         """Return the file with other values in a table.
@@ -85,7 +89,9 @@ class TomlFile:
                 else:
                     inner[name] = value
 
-        return self._edited(table, change) if changed else self
+        if not changed:
+            return self
+        return self._edited(table, change)
 
     def without(self, table: TablePath) -> TomlFile:
         """Return the file without a table. Comments above its header and after its last value stay.
@@ -110,9 +116,12 @@ class TomlFile:
         usually describe the next one; an edit of these lines alone leaves such comments where they are.
         """
         own = [each.lines for each in self._statements if each.table == table]
+        if not table:
+            # The top level has no header, and begins with the file.
+            return 0, own[-1][1] if own else 0
         if not own:
-            return None if table else (0, 0)
-        return own[0][0] - 1 if table else 0, own[-1][1]
+            return None
+        return own[0][0] - 1, own[-1][1]
 
     def _edited(self, table: TablePath, change: Callable[[Any], object]) -> TomlFile:
         """Return the file after a change of one table, unless that would change other values, too."""
@@ -122,14 +131,15 @@ class TomlFile:
         change(expected)
         first, last = self._span(table) or (0, len(self._lines))
         part = "".join(self._lines[first:last])
-        document = tomlkit.parse(part if part.endswith("\n") or not part else f"{part}\n")
+        if part and not part.endswith("\n"):
+            part += "\n"
+        document = tomlkit.parse(part)
         change(document)
         space = "\n" if last == 0 and self._lines else ""
         text = "".join([*self._lines[:first], document.as_string() + space, *self._lines[last:]])
         if "\n" in self.text and "\n" not in self.text.replace("\r\n", ""):
-            text = text.replace("\r\n", "\n").replace(
-                "\n", "\r\n"
-            )  # tomlkit ends new lines with \n
+            # All lines end with \r\n, and tomlkit ends new ones with \n.
+            text = text.replace("\r\n", "\n").replace("\n", "\r\n")
         with contextlib.suppress(SettingsError):
             edited = TomlFile(text, self.file)
             if _without_empty(edited.values) == _without_empty(expected):
@@ -144,10 +154,13 @@ def _explain(error: tomllib.TOMLDecodeError, text: str, file: str) -> tuple[str,
     message = str(error)
     place = _PLACE.search(message)
     if place is None or place[1] is None:
+        # At the end of the file.
         lines = text.split("\n")
-        line, column = len(lines), len(lines[-1]) + 1
+        line = len(lines)
+        column = len(lines[-1]) + 1
     else:
-        line, column = int(place[1]), int(place[2])
+        line = int(place[1])
+        column = int(place[2])
     reason = message[: place.start()] if place is not None else message
     return f"{file}:{line}:{column}: {reason}", "write TOML such as: bucket = 'my-bucket'"
 
@@ -155,7 +168,8 @@ def _explain(error: tomllib.TOMLDecodeError, text: str, file: str) -> tuple[str,
 def _read_statements(lines: Iterable[str]) -> Iterator[_Statement]:
     """Yield the headers and values of a text. A statement ends with the first line that makes it valid TOML."""
     table: TablePath = ()
-    first_line, statement = 1, ""
+    first_line = 1
+    statement = ""
     for number, line in enumerate(lines, start=1):
         statement += line
         try:
@@ -167,7 +181,8 @@ def _read_statements(lines: Iterable[str]) -> Iterator[_Statement]:
             yield _Statement(table, table, (first_line, number))
         elif path:
             yield _Statement(table, (*table, *path), (first_line, number))
-        first_line, statement = number + 1, ""
+        first_line = number + 1
+        statement = ""
 
 
 def _path_of(statement: Mapping[str, Any]) -> TablePath:

@@ -50,7 +50,8 @@ _MEMBERS = {"subnets": "Subnets", "security_groups": "SecurityGroupIds"}
 
 def find_value_error(name: str, value: Value, region: str | None = None) -> Wrong:
     """Return what is wrong with the value of a setting; `region` is that of the settings, if it is known."""
-    if any(is_random_secret(text) for text in ([value] if isinstance(value, str) else value)):
+    texts = [value] if isinstance(value, str) else value
+    if any(map(is_random_secret, texts)):
         return "looks like a secret, which is not repeated here", SIGN_IN
     if not isinstance(value, str):
         return _check_ids(name, value)
@@ -73,24 +74,15 @@ def find_mismatch(name: str, value: str, region: str | None) -> Wrong:
     if name == "bucket":
         return _check_bucket(value)
     if name == "region":
-        regions = service_limits.regions()
-        if value in regions or service_limits.is_newer_region(value):
-            return None
-        return f'there is no AWS region "{value}"', did_you_mean(
-            value, regions, "for example us-west-2"
-        )
-    if (
-        name == "role"
-        and arn is not None
-        and region
-        and arn.partition != service_limits.partition_of(region)
-    ):
+        return _check_region(value)
+    if arn is None or not region:
+        return None
+    if name == "role":
         partition = service_limits.partition_of(region)
-        return (
-            f"a role of {arn.partition} does not work in {region}",
-            f"its ARN begins with arn:{partition}:",
-        )
-    if name == "kms_key" and arn is not None and region and arn.region != region:
+        if arn.partition != partition:
+            message = f"a role of {arn.partition} does not work in {region}"
+            return message, f"its ARN begins with arn:{partition}:"
+    if name == "kms_key" and arn.region != region:
         return f"the key is in {arn.region}, but the region is {region}", f"use a key of {region}"
     return None
 
@@ -99,41 +91,48 @@ def find_unpaired(subnets: object, security_groups: object) -> tuple[str, str, s
     """Return setting, message and hint where only one of subnets and security groups is given."""
     if bool(subnets) == bool(security_groups):
         return None
-    given, missing = ("subnets", "security_groups") if subnets else ("security_groups", "subnets")
+    given = "subnets" if subnets else "security_groups"
+    missing = "security_groups" if subnets else "subnets"
     return given, "subnets and security_groups go together", f"give {missing}, too, or neither"
+
+
+def _check_region(value: str) -> Wrong:
+    regions = service_limits.regions()
+    if value in regions or service_limits.is_newer_region(value):
+        return None
+    hint = did_you_mean(value, regions, "for example us-west-2")
+    return f'there is no AWS region "{value}"', hint
 
 
 def _check_bucket(value: str) -> Wrong:
     if not BUCKET.fullmatch(value):
         message = f'expected a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens, got "{value}"'
-        return (
-            message,
-            f"give the name alone: {split_uri(value).bucket}"
-            if "://" in value
-            else "for example my-bucket",
-        )
+        hint = "for example my-bucket"
+        if "://" in value:
+            hint = f"give the name alone: {split_uri(value).bucket}"
+        return message, hint
     is_address = False
     with contextlib.suppress(ValueError):
         is_address = bool(ipaddress.IPv4Address(value))
-    if (
-        is_address
-        or ".." in value
-        or value.startswith(_RESERVED_STARTS)
-        or value.endswith(_RESERVED_ENDS)
-    ):
+    is_reserved = value.startswith(_RESERVED_STARTS) or value.endswith(_RESERVED_ENDS)
+    if is_address or is_reserved or ".." in value:
         return f'"{value}" is no name that S3 gives to a bucket', "give a general purpose bucket"
     return None
 
 
 def _check_ids(name: str, value: tuple[str, ...]) -> Wrong:
-    kind, pattern = ("subnet", _SUBNET) if name == "subnets" else ("security group", _GROUP)
+    if name == "subnets":
+        kind = "subnet"
+        pattern = _SUBNET
+        example = "subnet-0123456789abcdef0"
+    else:
+        kind = "security group"
+        pattern = _GROUP
+        example = "sg-0123456789abcdef0"
     wrong = [each for each in value if not pattern.fullmatch(each)]
     if wrong:
-        example = "subnet-0123456789abcdef0" if kind == "subnet" else "sg-0123456789abcdef0"
-        return (
-            f"no id of a {kind}: {', '.join(map(repr, wrong))}",
-            f"such as {example}; several with commas between",
-        )
+        message = f"no id of a {kind}: {', '.join(map(repr, wrong))}"
+        return message, f"such as {example}; several with commas between"
     most = service_limits.limit_of("VpcConfig", _MEMBERS[name]).get("max")
     if most is not None and len(value) > most:
         return f"AWS allows at most {most}, got {len(value)}", f"use {most} or fewer"
