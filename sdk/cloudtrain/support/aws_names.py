@@ -26,7 +26,9 @@ class Arn(NamedTuple):
 def parse_arn(text: str) -> Arn | None:
     """Return the parts of an ARN; None when a text is no ARN."""
     first, *parts = text.split(":", 5)
-    return Arn(*parts) if first == "arn" and len(parts) == len(Arn._fields) else None
+    if first != "arn" or len(parts) != len(Arn._fields):
+        return None
+    return Arn(*parts)
 
 
 def arn_pattern(service: str, resource: str) -> str:
@@ -56,4 +58,6 @@ class ImageUri(NamedTuple):
 def parse_image(uri: str) -> ImageUri | None:
     """Return the parts of an image's URI, or None if it is not in ECR."""
     match = _IMAGE.fullmatch(uri)
-    return None if match is None else ImageUri(**match.groupdict())
+    if match is None:
+        return None
+    return ImageUri(**match.groupdict())

@@ -57,7 +57,8 @@ def _below(
             on_error(error)
         return
     identity = (found.st_dev, found.st_ino)
-    if identity in above:  # reached through a link to a folder that contains it
+    if identity in above:
+        # Reached through a link to a folder that contains it.
         return
     for entry in entries:
         path = folder / entry.name

@@ -88,7 +88,9 @@ class Pointers(NamedTuple):
     def message(self) -> str:
         """What is there by name only; empty if there is nothing."""
         found = "; ".join(_describe(kind, names) for kind, names in self.names.items())
-        return f"{found} (in a sample of the files)" if found and self.is_sample else found
+        if found and self.is_sample:
+            return f"{found} (in a sample of the files)"
+        return found
 
     @property
     def hint(self) -> str:
@@ -100,7 +102,8 @@ def _describe(kind: PointerKind, names: list[str]) -> str:
     shown = ", ".join(names[:_NAMES_SHOWN])
     if len(names) > _NAMES_SHOWN:
         shown += f" and {len(names) - _NAMES_SHOWN} more"
-    return f"{shown} {kind.singular if len(names) == 1 else kind.plural}"
+    verb = kind.singular if len(names) == 1 else kind.plural
+    return f"{shown} {verb}"
 
 
 def pointer_kind(data: bytes) -> PointerKind | None:
@@ -168,7 +171,10 @@ def _sample(files: Iterable[DataFile]) -> Iterator[DataFile]:
         groups.setdefault((folder, os.path.splitext(base)[1]), []).append(file)  # noqa: PTH122 (often)
     draw = random.Random(0)  # noqa: S311 (no secret)
     for group in groups.values():
-        yield from group if len(group) <= _IN_GROUP else sorted(draw.sample(group, _IN_GROUP))
+        if len(group) <= _IN_GROUP:
+            yield from group
+        else:
+            yield from sorted(draw.sample(group, _IN_GROUP))
 
 
 def _kind_of_file(file: DataFile) -> PointerKind | None:

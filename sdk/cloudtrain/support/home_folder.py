@@ -33,7 +33,9 @@ def search_homes(here: Path) -> tuple[Path | None, tuple[Path, ...]]:
 def foreign_homes(home: Path) -> tuple[Path, ...]:
     """Return the folders that would be used in place of this one, which the search has found, if they were the user's."""
     found, foreign = search_homes(Path.cwd())
-    return foreign if home in (found, Path.cwd() / DEFAULT_NAME) else ()
+    if home not in (found, Path.cwd() / DEFAULT_NAME):
+        return ()
+    return foreign
 
 
 def find_owner(folder: Path) -> str:
@@ -46,7 +48,8 @@ def find_owner(folder: Path) -> str:
 
 def is_own(home: Path) -> bool:
     """Return whether a folder belongs to this user, and others cannot write to it."""
-    link, folder = home.lstat(), home.stat()
+    link = home.lstat()
+    folder = home.stat()
     is_mine = link.st_uid == folder.st_uid == os.geteuid()
     return is_mine and not is_writable_by_others(home)
 
@@ -67,7 +70,8 @@ def _is_private(status: os.stat_result) -> bool:
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name
         group = grp.getgrgid(status.st_gid)
-    except KeyError:  # as in containers whose user has no name
+    except KeyError:
+        # As in containers whose user has no name.
         return status.st_uid == status.st_gid
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
@@ -79,7 +83,8 @@ def make_home(home: Path) -> None:
         OSError: The folder cannot be created.
     """
     make_folder(home)
-    with contextlib.suppress(OSError):  # later commands that find the folder ask before they use it
+    # Where this fails, later commands that find the folder ask before they use it.
+    with contextlib.suppress(OSError):
         if is_own(home):
             remember_home(home)
 

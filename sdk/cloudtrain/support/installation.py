@@ -40,7 +40,8 @@ def install_command(*extras: str, distribution: Distribution | None = None) -> s
 
     try:
         found = distribution or find_distribution(_NAME)
-    except PackageNotFoundError:  # the source tree is on the path, and nothing is installed
+    except PackageNotFoundError:
+        # The source tree is on the path, and nothing is installed.
         return pip_install(f"{_NAME}[{','.join(extras)}]")
     return pip_install(*_requirements(found, extras))
 

@@ -55,7 +55,9 @@ def remember_home(home: Path) -> None:
     Raises:
         OSError: A file cannot be written.
     """
-    own, path, known = _read_id(home), str(home.absolute()), _read_known()
+    own = _read_id(home)
+    path = str(home.absolute())
+    known = _read_known()
     if (own, path) in known:
         return
     is_known = own in {each for each, _ in known}
@@ -67,9 +69,8 @@ def remember_home(home: Path) -> None:
 
 def _read_id(home: Path) -> str | None:
     try:
-        with open_regular(
-            home / ID_FILE, follow_links=False
-        ) as file:  # a link could lead to a known id
+        # A link could lead to a known id.
+        with open_regular(home / ID_FILE, follow_links=False) as file:
             text = file.read(_READ_BYTES).decode("ascii").strip()
     except (OSError, ValueError):
         return None

@@ -50,7 +50,8 @@ def proxy_variables(environ: Mapping[str, str], proxy: str) -> tuple[str, ...]:
 
 def proxy_variable_for(url: str) -> str:
     """Return the variable of this process whose proxy requests to a URL go through; empty if they go directly."""
-    from urllib.request import proxy_bypass  # slow to import, and rarely needed
+    # Slow to import, and rarely needed.
+    from urllib.request import proxy_bypass
 
     parts = urlsplit(url)
     variable = _variable(os.environ, f"{parts.scheme}_proxy")

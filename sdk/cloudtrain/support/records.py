@@ -22,7 +22,8 @@ def append_record(file: Path, content: Mapping[str, Any]) -> None:
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     line = dump_json(content) + "\n"
     with os.fdopen(descriptor, "wb", buffering=0) as opened:
-        opened.write(line.encode())  # with one write, lines of several processes do not mix
+        # With one write, lines of several processes do not mix.
+        opened.write(line.encode())
 
 
 def read_records(file: Path) -> Iterator[dict[str, Any]]:

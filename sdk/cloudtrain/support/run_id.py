@@ -30,7 +30,9 @@ def is_run_id(text: str) -> bool:
 def job_of(run: str) -> str:
     """Return the job's name in a run id; of a trial, that of its tuning job without digest and number."""
     trial = None if _RUN_ID.fullmatch(run) else _TRIAL_ID.fullmatch(run)
-    return run.rsplit("-", 3)[0] if trial is None else trial[1]
+    if trial is not None:
+        return trial[1]
+    return run.rsplit("-", 3)[0]
 
 
 def submit_order(run: str) -> list[str]:
@@ -45,11 +47,14 @@ def written_order(run: str, folder: Path) -> tuple[float, list[str]]:
     """
     submitted = submitted_at(run)
     try:
-        written = folder.lstat().st_ctime  # a link would be as new as what it leads to
-    except OSError:  # deleted meanwhile
+        # The link itself: it would be as new as what it leads to.
+        written = folder.lstat().st_ctime
+    except OSError:
+        # Deleted meanwhile.
         written = 0.0
-    time = written if submitted is None else min(submitted.timestamp(), written)
-    return time, submit_order(run)
+    if submitted is not None:
+        written = min(submitted.timestamp(), written)
+    return written, submit_order(run)
 
 
 def submitted_at(run: str) -> datetime | None:

@@ -25,7 +25,8 @@ _BYTES = {
     "TiB": 2**40,
 }
 _SHOWN = 40
-_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"  # no duration, size or amount of money needs more digits
+# No duration, size or amount of money needs more digits.
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 _DURATION = re.compile(rf"(?:{_NUMBER}\s*[smhd]\s*){{1,4}}")
 _DURATION_PART = re.compile(rf"{_NUMBER}\s*([smhd])")
 _SIZE = re.compile(rf"{_NUMBER}\s*([KMGT]i?B|B)")
@@ -143,7 +144,8 @@ def _suggest(text: str, unit: str) -> str:
     found = _WORDS.fullmatch(text.replace("$", "").strip())
     if found is None:
         return ""
-    number, word = number_with_commas(found[1]) or found[1], found[2].lower()
+    number = number_with_commas(found[1]) or found[1]
+    word = found[2].lower()
     if "," in number:
         return ""
     if unit == "USD":
@@ -151,18 +153,21 @@ def _suggest(text: str, unit: str) -> str:
     if unit == "GB":
         size = word.rstrip("b").upper()
         return f"{number}{size or 'G'}B" if size in ("", "K", "M", "G", "T") else ""
+    return _suggest_count(number, word, unit)
+
+
+def _suggest_count(number: str, word: str, unit: str) -> str:
+    """Return the duration or the number of steps that a number and a word mean; `unit` is for a number alone."""
+    if unit == "steps" and word in ("", "step", "steps"):
+        return f"{number} steps"
     letter = _LETTERS.get(word) or _LETTERS.get(
         word.removesuffix("s").removesuffix("ute").removesuffix("ond")
     )
-    if unit == "steps":
-        return (
-            f"{number} steps"
-            if word in ("", "step", "steps")
-            else f"{number}{letter}"
-            if letter
-            else ""
-        )
-    return f"{number}{letter or unit}" if letter or not word else ""
+    if letter:
+        return f"{number}{letter}"
+    if unit == "steps" or word:
+        return ""
+    return f"{number}{unit}"
 
 
 def _suggest_duration(text: str, unit: str) -> str:
@@ -211,7 +216,9 @@ class Cadence:
             raise ValueError("give a positive number of either seconds or steps")
 
     def __str__(self) -> str:
-        return f"{self.steps} steps" if self.seconds is None else format_duration(self.seconds)
+        if self.seconds is None:
+            return f"{self.steps} steps"
+        return format_duration(self.seconds)
 
 
 def parse_cadence(value: object) -> Cadence:
@@ -238,11 +245,16 @@ def parse_cadence(value: object) -> Cadence:
 def _shown(value: object, unit: str) -> str:
     text = str(value).strip()
     shown = repr(value) if isinstance(value, str) else text
-    is_duration = unit in ("m", " steps")
-    near = _suggest_duration(text, unit) if is_duration else ""
+    if len(shown) >= _SHOWN:
+        shown = f"{shown[:_SHOWN]}..."
+    near = ""
+    # The other units are sizes and amounts of money.
+    if unit in ("m", " steps"):
+        near = _suggest_duration(text, unit)
     near = near or _suggest(text, unit.strip())
-    meant = f"did you mean {near}?" if near else f"write it such as 10{unit}"
-    return f"{shown if len(shown) < _SHOWN else shown[:_SHOWN] + '...'}; {meant}"
+    if near:
+        return f"{shown}; did you mean {near}?"
+    return f"{shown}; write it such as 10{unit}"
 
 
 def format_usd(usd: float) -> str:
@@ -254,6 +266,7 @@ def format_size(count: float) -> str:
     """Return bytes as people write them: `1.8 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:  # noqa: PLR2004 (decimal units)
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            digits = 0 if unit == "B" else 1
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"

@@ -53,9 +53,8 @@ def draw_metrics(metrics: Mapping[str, Curve], title: str) -> Any:
         _draw(axis, name, curves, colours)
     axes[-1, 0].set_xlabel("step")
     figure.suptitle(title, fontsize="medium")
-    plt.close(
-        figure
-    )  # else a notebook would show it twice: as the value of the cell and as an open figure
+    # Else a notebook would show it twice: as the value of the cell and as an open figure.
+    plt.close(figure)
     return figure
 
 

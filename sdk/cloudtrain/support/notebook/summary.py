@@ -41,9 +41,9 @@ class Summary:
 
     def to_text(self) -> str:
         """Return one to ten lines of printable text."""
-        rows = (
-            self.rows if len(self.rows) <= MOST_ROWS else (*self.rows[: MOST_ROWS - 1], ("", "..."))
-        )
+        rows = self.rows
+        if len(rows) > MOST_ROWS:
+            rows = (*rows[: MOST_ROWS - 1], ("", "..."))
         width = max((len(name) for name, _ in rows), default=0)
         lines = [f"  {name:<{width}}  {printable(value)}".rstrip() for name, value in rows]
         return "\n".join([printable(self.title), *lines])
@@ -61,11 +61,13 @@ class Summary:
 
 def count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 file`, `2,000 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def _escape(text: str) -> str:
-    import html  # only for notebooks
+    # Only for notebooks.
+    import html
 
     return html.escape(printable(text, _MOST_HTML_CHARACTERS))
 
@@ -78,4 +80,6 @@ def printable(text: str, most: int = _MOST_CHARACTERS) -> str:
         most: Number of characters from which on the text is shortened.
     """
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in redact(text))
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    if len(shown) <= most:
+        return shown
+    return f"{shown[: most - 3]}..."
