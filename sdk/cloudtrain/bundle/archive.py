@@ -134,7 +134,8 @@ def _add(archive: _StoredGzip, entry: Entry) -> None:
     header.mode = 0o755 if entry.executable else 0o644
     header.size = entry.size
     archive.write(header.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
-    digest, size = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    size = 0
     for chunk in _chunks(entry):
         digest.update(chunk)
         size += len(chunk)

@@ -30,7 +30,9 @@ from cloudtrain_runtime.contract import INCLUDE_FOLDER
 BUNDLES_FOLDER = "bundles"
 """Folder of written bundles, below the folder of local runs."""
 
-CODE, NAMED, RUNTIME = "code", f"named in {OWN_IGNORE}", "runtime of cloudtrain"
+CODE = "code"
+NAMED = f"named in {OWN_IGNORE}"
+RUNTIME = "runtime of cloudtrain"
 """Why a bundle includes a file."""
 
 _GIT_IGNORE = ".gitignore"
@@ -98,13 +100,16 @@ def walk_code_folder(root: Path, home: Path | None) -> WalkResult:
 def walk_includes(includes: Mapping[str, Path], home: Path | None) -> Iterator[WalkResult]:
     """Decide about every file of the folders of `code.include`. Names begin with the folder in the bundle."""
     for name, folder in includes.items():
-        found, prefix = walk_code_folder(folder, home), f"{INCLUDE_FOLDER}/{name}/"
+        found = walk_code_folder(folder, home)
+        prefix = f"{INCLUDE_FOLDER}/{name}/"
         yield WalkResult(
-            [each._replace(name=prefix + each.name) for each in found.files],
-            [each._replace(name=prefix + each.name) for each in found.excluded],
-            [each._replace(name=prefix + each.name) for each in found.refused],
-            [BundleError(f"in {folder}: {each.message}", each.hint) for each in found.problems],
-            [prefix + each for each in found.submodules],
+            files=[each._replace(name=prefix + each.name) for each in found.files],
+            excluded=[each._replace(name=prefix + each.name) for each in found.excluded],
+            refused=[each._replace(name=prefix + each.name) for each in found.refused],
+            problems=[
+                BundleError(f"in {folder}: {each.message}", each.hint) for each in found.problems
+            ],
+            submodules=[prefix + each for each in found.submodules],
         )
 
 
@@ -203,14 +208,18 @@ class _Walker:
                 yield below
 
     def _with_own_rules(self, folder: _Folder, names: set[str]) -> _Folder:
-        own, git = folder.own, folder.git
+        own = folder.own
+        git = folder.git
         for base in {_GIT_IGNORE, OWN_IGNORE} & names:
             name = folder.name + base
             path = f"{self._root}/{name}"
             if not os.path.isfile(path):  # noqa: PTH113 (see _git_rules_above)
                 continue
             rules = read_ignore_file(Path(path), printable_name(name), folder=folder.name)
-            own, git = ((rules, *own), git) if base == OWN_IGNORE else (own, (rules, *git))
+            if base == OWN_IGNORE:
+                own = (rules, *own)
+            else:
+                git = (rules, *git)
         return folder._replace(own=own, git=git)
 
     def _visit(self, folder: _Folder, child: os.DirEntry[str]) -> _Folder | None:
@@ -227,13 +236,9 @@ class _Walker:
             decision = _Decision(kind) if is_opened else _Decision("", is_final=True)
         if decision.reason is not None:
             has_exceptions = is_opened and not decision.is_final
+            shown = f"{name}/" if is_folder else name
             size_shown = None if is_folder else size
-            self._exclude(
-                f"{name}/" if is_folder else name,
-                decision,
-                size_shown,
-                has_exceptions=has_exceptions,
-            )
+            self._exclude(shown, decision, size_shown, has_exceptions=has_exceptions)
             return folder._replace(name=f"{name}/", is_closed=True) if has_exceptions else None
         if not is_folder:
             self._include(folder, child, name, is_named=decision.is_named)
@@ -275,13 +280,14 @@ class _Walker:
     def _exclude(
         self, name: str, decision: _Decision, size: int | None, *, has_exceptions: bool
     ) -> None:
-        if decision.reason:
-            reason = decision.reason + (
-                f" (except for what {OWN_IGNORE} names in it)" if has_exceptions else ""
-            )
-            self.result.excluded.append(
-                ExcludedPath(printable_name(name), reason, size, decision.is_by_default)
-            )
+        reason = decision.reason
+        if not reason:
+            return
+        if has_exceptions:
+            reason += f" (except for what {OWN_IGNORE} names in it)"
+        self.result.excluded.append(
+            ExcludedPath(printable_name(name), reason, size, decision.is_by_default)
+        )
 
     def _include(
         self, folder: _Folder, child: os.DirEntry[str], name: str, *, is_named: bool
@@ -291,18 +297,15 @@ class _Walker:
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
             raise BundleError(f"the name {printable_name(name)} is not UTF-8", hint) from error
-        kinds, target = [scanner.kind_by_name(name)], None
+        kinds = [scanner.kind_by_name(name)]
+        target = None
         if child.is_symlink():
+            # The content is that of the target, so its name and folders count, too.
             target = self._check_link(name)
-            kinds += [
-                scanner.kind_by_name(target),
-                *map(scanner.kind_of_folder, target.split("/")[:-1]),
-            ]
-            rule = _find_rule(
-                (file for file in folder.own if target.startswith(file.folder)),
-                target,
-                is_folder=False,
-            )
+            kinds.append(scanner.kind_by_name(target))
+            kinds += map(scanner.kind_of_folder, target.split("/")[:-1])
+            above = [file for file in folder.own if target.startswith(file.folder)]
+            rule = _find_rule(above, target, is_folder=False)
             is_named = is_named or (rule is not None and rule.is_negated and rule.is_specific)
         try:
             status = child.stat()
@@ -342,12 +345,9 @@ class _Walker:
         try:
             os.stat(path)  # noqa: PTH116 (a string, as everywhere in the walk)
         except OSError as error:
-            is_loop = error.errno == errno.ELOOP
-            what = (
-                "points to itself"
-                if is_loop
-                else f"points to {printable_name(inside)}: {error.strerror}"
-            )
+            what = f"points to {printable_name(inside)}: {error.strerror}"
+            if error.errno == errno.ELOOP:
+                what = "points to itself"
             raise BundleError(f"{printable_name(name)} is a link that {what}", hint) from error
         return inside
 
@@ -358,9 +358,8 @@ class _Walker:
             BundleError: The link points to any other folder.
         """
         target = os.path.realpath(f"{self._root}/{name}")
-        if target[len(self._resolved.rstrip("/")) + 1 :] in self._home_names and target.startswith(
-            self._resolved
-        ):
+        inside = target[len(self._resolved.rstrip("/")) + 1 :]
+        if target.startswith(self._resolved) and inside in self._home_names:
             self.result.excluded.append(
                 ExcludedPath(printable_name(f"{name}/"), "runs of cloudtrain", None)
             )
@@ -385,7 +384,9 @@ def _names_of_home(root: str, home: Path | None) -> frozenset[str]:
     inside = os.path.relpath(os.path.realpath(home), root)
     if inside == ".":
         return frozenset({"runs", BUNDLES_FOLDER})
-    return frozenset() if inside.startswith("..") else frozenset({inside})
+    if inside.startswith(".."):
+        return frozenset()
+    return frozenset({inside})
 
 
 def _git_rules_above(root: Path) -> tuple[IgnoreFile, ...]:
@@ -411,22 +412,22 @@ def _decide_by_children(folder: _Folder, names: set[str]) -> _Decision:
     """Decide about a folder by the names of its children. The job names the code folder itself, so it is included."""
     if not folder.name or folder.is_closed:
         return _Decision(None)
-    reason = (
-        None if folder.is_named_itself else record_reason(folder.name) or environment_reason(names)
-    )
-    if reason is not None:
+    reason = record_reason(folder.name) or environment_reason(names)
+    if reason is not None and not folder.is_named_itself:
         return _Decision(reason)
-    base = folder.name[:-1].rpartition("/")[2]
-    return _Decision(
-        None if folder.is_named else result_folder_reason(base, names), is_by_default=True
-    )
+    reason = None
+    if not folder.is_named:
+        base = folder.name[:-1].rpartition("/")[2]
+        reason = result_folder_reason(base, names)
+    return _Decision(reason, is_by_default=True)
 
 
 def _stat(child: os.DirEntry[str]) -> os.stat_result | None:
     try:
         return child.stat()
     except OSError:
-        return None  # a broken link or a link to itself; `_check_link` reports it if it would be included
+        # A broken link or a link to itself; `_check_link` reports it if it would be included.
+        return None
 
 
 def _find_rule(files: Iterable[IgnoreFile], name: str, *, is_folder: bool) -> Rule | None:

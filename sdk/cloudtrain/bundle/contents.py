@@ -117,7 +117,9 @@ class Contents:
     @property
     def hint(self) -> str:
         """What to write for the first refused file; empty if no file is refused."""
-        return secrets_hint(self.refused[0].name) if self.refused else ""
+        if not self.refused:
+            return ""
+        return secrets_hint(self.refused[0].name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `files --json` prints."""
@@ -144,9 +146,9 @@ class Contents:
         if file is None:
             return self.info.digest
         path = os.path.realpath(file)
-        return _code_info(
-            each for each in self.entries if not _is_file(each, path, f"/{file.name}")
-        ).digest
+        ending = f"/{file.name}"
+        others = (each for each in self.entries if not _is_file(each, path, ending))
+        return _code_info(others).digest
 
     def exclusion_reason(self, name: str) -> str | None:
         """Return why a file or a folder above it is excluded; None if the file is included or does not exist.
@@ -218,7 +220,8 @@ def list_contents(
         BundleError: Files cannot be part of a bundle. The message also lists the files that look like credentials.
     """
     found = walk_code_folder(directory, home)
-    problems, refused = [*found.problems, *_reserved_names(found.files)], found.refused
+    problems = [*found.problems, *_reserved_names(found.files)]
+    refused = found.refused
     submodules = [printable_name(name) for name in found.submodules]
     for included in walk_includes(includes, home):
         found.files += included.files
@@ -228,12 +231,23 @@ def list_contents(
         submodules += included.submodules
     files = sorted([*found.files, *_runtime_files()], key=lambda file: file.name)
     total = sum(file.status.st_size for file in files)
-    if total > MAX_BYTES:  # reading the files would take long, and the bundle is rejected anyway
+    if total > MAX_BYTES:
+        # Reading the files would take long, and the bundle is rejected anyway.
         raise combined_error([*problems, _too_large(files, total)], refused)
     digests = Digests(directory, home / BUNDLES_FOLDER if home is not None else None)
     worker = WORKER_SOURCE.encode()
     worker_digest = hashlib.sha256(worker).hexdigest()
-    entries, done = [Entry(WORKER_SCRIPT, None, len(worker), False, worker_digest, RUNTIME)], 0
+    entries = [
+        Entry(
+            name=WORKER_SCRIPT,
+            source=None,
+            size=len(worker),
+            executable=False,
+            sha256=worker_digest,
+            why=RUNTIME,
+        )
+    ]
+    done = 0
     pointers: dict[PointerKind, list[str]] = {}
     for file in files:
         digest = _read(digests, file)
@@ -248,7 +262,14 @@ def list_contents(
             pointers.setdefault(digest.pointer, []).append(printable_name(file.name))
         executable = bool(file.status.st_mode & stat.S_IXUSR) and file.why != RUNTIME
         entries.append(
-            Entry(file.name, file.path, digest.size, executable, digest.sha256, file.why)
+            Entry(
+                name=file.name,
+                source=file.path,
+                size=digest.size,
+                executable=executable,
+                sha256=digest.sha256,
+                why=file.why,
+            )
         )
         done += digest.size
         if progress is not None:
@@ -318,12 +339,10 @@ def _read(digests: Digests, file: SourceFile) -> Digest | BundleError:
 
 
 def _is_file(entry: Entry, path: str, ending: str) -> bool:
-    # Few files have this ending: the links in the paths of all others are not resolved.
-    return (
-        entry.source is not None
-        and entry.source.endswith(ending)
-        and os.path.realpath(entry.source) == path
-    )
+    if entry.source is None or not entry.source.endswith(ending):
+        # Most files: the links in their paths are not resolved.
+        return False
+    return os.path.realpath(entry.source) == path
 
 
 def _code_info(entries: Iterable[Entry]) -> CodeInfo:

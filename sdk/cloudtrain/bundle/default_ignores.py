@@ -87,10 +87,12 @@ def cache_reason(base: str, *, is_folder: bool) -> str | None:
     if is_folder:
         if is_run_id(base):
             return "downloaded results of a run"
-        return _FOLDERS.get(base) or (
-            "build output" if base.endswith((".egg-info", ".dist-info")) else None
-        )
-    return "report of a run" if _is_report(base) else _FILES.find(base)
+        if base.endswith((".egg-info", ".dist-info")):
+            return "build output"
+        return _FOLDERS.get(base)
+    if _is_report(base):
+        return "report of a run"
+    return _FILES.find(base)
 
 
 def result_reason(base: str, size: int) -> str | None:
@@ -107,11 +109,9 @@ def record_reason(folder: str) -> str | None:
 
     The record of runs in it changes with each submit, and the code folder may be the user's home.
     """
-    return (
-        "settings and record of cloudtrain"
-        if f"/{folder}".endswith("/.config/cloudtrain/")
-        else None
-    )
+    if f"/{folder}".endswith("/.config/cloudtrain/"):
+        return "settings and record of cloudtrain"
+    return None
 
 
 def environment_reason(children: Collection[str]) -> str | None:
@@ -120,14 +120,17 @@ def environment_reason(children: Collection[str]) -> str | None:
         return "virtual environment"
     if "conda-meta" in children:
         return "conda environment"
-    if "CACHEDIR.TAG" in children:  # https://bford.info/cachedir/
+    # Source: https://bford.info/cachedir/
+    if "CACHEDIR.TAG" in children:
         return "cache"
     return None
 
 
 def result_folder_reason(base: str, children: Collection[str]) -> str | None:
     """Return why a folder holds results, or None. A folder with Python files is a package of that name."""
-    return None if any(name.endswith(".py") for name in children) else _RESULT_FOLDERS.get(base)
+    if any(name.endswith(".py") for name in children):
+        return None
+    return _RESULT_FOLDERS.get(base)
 
 
 def _is_report(base: str) -> bool:

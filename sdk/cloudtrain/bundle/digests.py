@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cloudtrain.secrets import scanner
 from cloudtrain.support.atomic_write import write_atomically
@@ -22,7 +22,8 @@ from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 FILE_PREFIX = "digests-"
 CLOCK_TICK_NS = 2 * 10**9
 """Resolution of the coarsest file system clock in use, FAT's."""
-_MIN_CACHED_BYTES, _MIN_CACHED_FILES = 16 * 10**6, 1000
+_MIN_CACHED_BYTES = 16 * 10**6
+_MIN_CACHED_FILES = 1000
 """Smaller folders are read so fast that a cache file is not worth writing."""
 _CHUNK_BYTES = 2**20
 
@@ -52,8 +53,10 @@ class Digests:
     """
 
     def __init__(self, root: Path, folder: Path | None) -> None:
-        digest = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]
-        self._file = folder / f"{FILE_PREFIX}{digest}.json" if folder is not None else None
+        self._file: Path | None = None
+        if folder is not None:
+            digest = hashlib.sha256(os.fsencode(root.absolute())).hexdigest()[:16]
+            self._file = folder / f"{FILE_PREFIX}{digest}.json"
         self._known = self._load()
         self._kept: dict[str, tuple[list[int], Digest]] = {}
         self._read_bytes = self._read_files = 0
@@ -88,18 +91,18 @@ class Digests:
         digest = read_digest(path, name if target is None else target, is_own=is_own)
         self._read_bytes += digest.size
         self._read_files += 1
-        if (
-            max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - CLOCK_TICK_NS
-            and digest.size == status.st_size
-        ):
+        # A file that changes within one tick of the clock after it was read would have the same stamp.
+        is_settled = max(status.st_mtime_ns, status.st_ctime_ns) < started_ns - CLOCK_TICK_NS
+        if is_settled and digest.size == status.st_size:
             self._kept[name] = (stamp, digest)
         return digest
 
     def save(self) -> None:
         """Write the cache if that saves time. An unwritable folder is no error."""
-        if self._file is None or (
+        has_read_little = (
             self._read_bytes < _MIN_CACHED_BYTES and self._read_files < _MIN_CACHED_FILES
-        ):
+        )
+        if self._file is None or has_read_little:
             return
         content = {
             "version": scanner.VERSION,
@@ -118,19 +121,22 @@ class Digests:
             if content["version"] != scanner.VERSION:
                 return {}
             return {
-                name: (
-                    stamp,
-                    Digest(
-                        str(sha256),
-                        int(size),
-                        tuple((int(line), str(kind)) for line, kind in found),
-                        None if pointer is None else PointerKind(*map(str, pointer)),
-                    ),
-                )
-                for name, (stamp, (sha256, size, found, pointer)) in content["files"].items()
+                name: (stamp, _as_digest(*fields))
+                for name, (stamp, fields) in content["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            return {}  # absent, of another version, or damaged: read all files again
+            # Absent, of another version, or damaged: read all files again.
+            return {}
+
+
+def _as_digest(sha256: Any, size: Any, credentials: Any, pointer: Any) -> Digest:
+    """Return a digest of the cache file, which something else may have written."""
+    return Digest(
+        sha256=str(sha256),
+        size=int(size),
+        credentials=tuple((int(line), str(kind)) for line, kind in credentials),
+        pointer=None if pointer is None else PointerKind(*map(str, pointer)),
+    )
 
 
 def forget(folder: Path) -> None:
@@ -149,7 +155,8 @@ def read_digest(path: str, name: str, *, is_own: bool = False) -> Digest:
     """
     with open(path, "rb") as file:  # noqa: PTH123 (called for every file; a Path costs as much as the rest)
         data = file.read(scanner.SCANNED_BYTES)
-        digest, size = hashlib.sha256(data), len(data)
+        digest = hashlib.sha256(data)
+        size = len(data)
         found = () if is_own else tuple(scanner.scan_file(name, data))
         pointer = None if is_own else pointer_kind(data)
         del data

@@ -25,7 +25,8 @@ _QUIET = {
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_PAGER": "cat",
     "GIT_NO_LAZY_FETCH": "1",
-    "GIT_ALLOW_PROTOCOL": "none",  # for git before 2.44, whose fetch starts ssh or the command of a remote
+    # For git before 2.44, whose fetch starts ssh or the command of a remote.
+    "GIT_ALLOW_PROTOCOL": "none",
     "LC_ALL": "C",
 }
 _SAFE = (
@@ -63,8 +64,10 @@ _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submo
 def read_source(directory: Path) -> GitSource | None:
     """Return the git source of a code folder; None without git, without a repository, or if git fails."""
     no_filters = _without_filters(directory)
-    status = _git(directory, *no_filters, *_STATUS, "--", ".") if no_filters is not None else None
-    if no_filters is None or status is None:
+    if no_filters is None:
+        return None
+    status = _git(directory, *no_filters, *_STATUS, "--", ".")
+    if status is None:
         return None
     records = os.fsdecode(status).split("\0")[:-1]
     head = dict(record[2:].split(" ", 1) for record in records if record.startswith("# branch."))
@@ -72,24 +75,25 @@ def read_source(directory: Path) -> GitSource | None:
     # A plan is printed and stored, so it must be valid text.
     branch = os.fsencode(head.get("branch.head", "")).decode("utf-8", "replace")
     has_commit = commit not in ("", "(initial)")
-    changed = tuple(_changed(records)) if has_commit else ()
-    # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
-    paths = [f":(top,literal){path}" for path in changed] if len(changed) <= _MAX_PATHS else ["."]
-    diff = (
-        _git(directory, *no_filters, *_DIFF, "--", *paths, most_bytes=MAX_DIFF_BYTES + 1)
-        if changed
-        else b""
-    )
-    text = b"".join(_without_secrets((diff or b"")[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
+    diff = b""
+    if has_commit and (changed := tuple(_changed(records))):
+        # With a stale index, as in a copied repository, git would compare every file again; status has just done so.
+        paths = ["."]
+        if len(changed) <= _MAX_PATHS:
+            paths = [f":(top,literal){path}" for path in changed]
+        arguments = (*no_filters, *_DIFF, "--", *paths)
+        # One byte more shows that it is longer.
+        diff = _git(directory, *arguments, most_bytes=MAX_DIFF_BYTES + 1) or b""
+    text = b"".join(_without_secrets(diff[:MAX_DIFF_BYTES])).decode("utf-8", "replace")
     # A password by its name is harmless in most files, so it does not hide the whole file.
     text = redact(text)
+    if len(diff) > MAX_DIFF_BYTES:
+        text += "\n(cut here: the diff is longer)\n"
     return GitSource(
         commit=commit if has_commit else None,
         branch=branch if branch not in ("", "(detached)") else None,
         dirty=any(not record.startswith("#") for record in records),
-        diff=text
-        if len(diff or b"") <= MAX_DIFF_BYTES
-        else f"{text}\n(cut here: the diff is longer)\n",
+        diff=text,
     )
 
 
@@ -108,7 +112,10 @@ def find_gitlinks(directory: Path, folders: Iterable[str]) -> Iterator[str]:
         folders: Paths below it, each with a slash at its end. Of very many only the first are looked up.
     """
     paths = [f":(literal){name.rstrip('/')}" for name in itertools.islice(folders, _MAX_PATHS)]
-    listed = _git(directory, "ls-files", "--stage", "-z", "--", *paths) if paths else None
+    if not paths:
+        # Without paths git would list all files.
+        return
+    listed = _git(directory, "ls-files", "--stage", "-z", "--", *paths)
     for record in os.fsdecode(listed or b"").split("\0"):
         mode, _, path = record.partition("\t")
         if mode.startswith(_GITLINK):
@@ -129,7 +136,8 @@ def _without_filters(directory: Path) -> tuple[str, ...] | None:
         if name
     }
     if any("=" in driver for driver in drivers):
-        return None  # git's -c ends a name at the first equals sign, so it cannot override this one
+        # git's -c ends a name at the first equals sign, so it cannot override this one.
+        return None
     empty = ("clean=", "smudge=", "process=", "required=false")
     return tuple(
         word
@@ -152,7 +160,8 @@ def _changed(records: Iterable[str]) -> Iterator[str]:
             continue
         yield record.split(" ", fields)[fields]
         if record.startswith("2"):
-            yield next(rest)  # the old name
+            # The old name.
+            yield next(rest)
 
 
 def _without_secrets(diff: bytes) -> Iterator[bytes]:
@@ -166,9 +175,13 @@ def _without_secrets(diff: bytes) -> Iterator[bytes]:
         name = head.decode("utf-8", "replace").rstrip('"').rpartition(" b/")[2]
         kinds = (scanner.kind_by_name(name), scanner.suspected_kind(name))
         folders = map(scanner.kind_of_folder, name.split("/")[:-1])
+        # The first part has its own start, which the split has not removed.
         lead = b"" if part.startswith(start) or not part else b"\n" + start
-        hidden = any(kind is not None for kind in (*kinds, *folders)) or scanner.scan_text(part)
-        yield lead + (head + b"\n(not recorded: looks like a secret)" if hidden else part)
+        is_secret_name = any(kind is not None for kind in (*kinds, *folders))
+        if is_secret_name or scanner.scan_text(part):
+            yield lead + head + b"\n(not recorded: looks like a secret)"
+        else:
+            yield lead + part
 
 
 def _git(
@@ -195,4 +208,6 @@ def _git(
         if len(output) == most_bytes:
             process.kill()
             return output
-    return output if process.returncode in accepted else None
+    if process.returncode not in accepted:
+        return None
+    return output

@@ -74,13 +74,14 @@ class IgnoreFile:
 
     def find(self, name: str, *, is_folder: bool) -> Rule | None:
         """Return the last rule that matches a path relative to the code folder, which decides about it, or None."""
-        base, path = name[name.rfind("/") + 1 :], self._above + name[self._cut :]
+        base = name[name.rfind("/") + 1 :]
+        path = self._above + name[self._cut :]
         if not self._by_base.fullmatch(base) and not self._by_path.fullmatch(path):
             return None
         for rule, compiled in zip(reversed(self._rules), reversed(self._compiled), strict=True):
-            if (is_folder or not rule.is_for_folders) and compiled.fullmatch(
-                path if rule.is_anchored else base
-            ):
+            if rule.is_for_folders and not is_folder:
+                continue
+            if compiled.fullmatch(path if rule.is_anchored else base):
                 return rule
         return None
 
@@ -98,9 +99,8 @@ def read_ignore_file(
         BundleError: The file cannot be read, is not UTF-8, or holds an invalid pattern.
     """
     try:
-        text = path.read_bytes().decode(
-            "utf-8-sig"
-        )  # a carriage return within a line is a character
+        # As bytes: a carriage return within a line is a character.
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise BundleError(
@@ -129,7 +129,8 @@ def parse(text: str, display_name: str) -> Iterator[Rule]:
         pattern = pattern.removesuffix("/")
         is_anchored = "/" in pattern
         if not pattern:
-            continue  # git ignores a lone slash
+            # git ignores a lone slash.
+            continue
         try:
             pattern = pattern.removeprefix("/")
             expression = _expression(pattern)
@@ -139,14 +140,14 @@ def parse(text: str, display_name: str) -> Iterator[Rule]:
                 "fix the line or remove it",
             ) from error
         yield Rule(
-            display_name,
-            number,
-            written,
-            is_negated,
-            is_for_folders,
-            is_anchored,
-            pattern,
-            expression,
+            file=display_name,
+            line=number,
+            text=written,
+            is_negated=is_negated,
+            is_for_folders=is_for_folders,
+            is_anchored=is_anchored,
+            pattern=pattern,
+            expression=expression,
         )
 
 
@@ -160,7 +161,10 @@ def _strip(line: str) -> str:
     """Remove trailing spaces that no backslash escapes."""
     kept = line.rstrip(" ")
     backslashes = len(kept) - len(kept.rstrip("\\"))
-    return f"{kept} " if backslashes % 2 and len(kept) < len(line) else kept
+    if backslashes % 2 and len(kept) < len(line):
+        # The last backslash escapes the first space.
+        return f"{kept} "
+    return kept
 
 
 def _folders_above(rule: Rule) -> Iterator[str]:
@@ -170,7 +174,8 @@ def _folders_above(rule: Rule) -> Iterator[str]:
     parts = rule.pattern.split("/")
     for count in range(1, len(parts)):
         if parts[count - 1] == "**":
-            return  # `**` would match every ignored folder, which is not what users mean
+            # `**` would match every ignored folder, which is not what users mean.
+            return
         yield _expression("/".join(parts[:count]))
 
 

@@ -16,11 +16,9 @@ MAX_LISTED = 10
 
 def printable_name(name: str) -> str:
     """Return a file name in a form that a terminal can print."""
-    return (
-        name
-        if name.isprintable()
-        else name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")
-    )
+    if name.isprintable():
+        return name
+    return name.encode("unicode_escape", "surrogateescape").decode("ascii", "replace")
 
 
 def unreadable_error(name: str, error: OSError) -> BundleError:
@@ -70,7 +68,8 @@ def combined_error(problems: list[BundleError], refused: list[SecretMatch]) -> B
     by_hint: dict[str, list[str]] = {}
     for problem in problems:
         by_hint.setdefault(problem.hint, []).append(problem.message)
-    lines = [f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in the code folder:"]
+    noun = "problems" if len(problems) > 1 else "problem"
+    lines = [f"{len(problems)} {noun} in the code folder:"]
     for hint, messages in by_hint.items():
         lines += [f"  {message}" for message in sorted(messages)[:MAX_LISTED]]
         if len(messages) > MAX_LISTED:
@@ -87,9 +86,7 @@ def _describe_secrets(ordered: list[SecretMatch]) -> str:
     lines = [f"  {printable_name(str(finding))}" for finding in ordered[:MAX_LISTED]]
     if len(ordered) > MAX_LISTED:
         lines.append(f"  and {len(ordered) - MAX_LISTED} more places")
-    subject = (
-        "1 file looks like it holds"
-        if file_count == 1
-        else f"{file_count} files look like they hold"
-    )
+    subject = f"{file_count} files look like they hold"
+    if file_count == 1:
+        subject = "1 file looks like it holds"
     return "\n".join([f"{subject} secrets, which the bundle would include:", *lines])
