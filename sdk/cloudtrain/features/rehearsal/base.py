@@ -72,11 +72,9 @@ class RehearsalContext:
         Raises:
             TimeoutExpired: It took longer; its processes were killed.
         """
-        seconds = (
-            self.seconds_left
-            if timeout_seconds is None
-            else min(timeout_seconds, self.seconds_left)
-        )
+        seconds = self.seconds_left
+        if timeout_seconds is not None:
+            seconds = min(timeout_seconds, seconds)
         return self.run_process(command, cwd=self.code, env=self.environ, timeout=seconds)
 
 

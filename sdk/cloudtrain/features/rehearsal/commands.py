@@ -87,7 +87,14 @@ def rehearse(
     """
     client = Client(find_settings(job.job, flags))
     loaded = job.load()
-    options = RehearsalOptions(minutes, seed, keep, save, sample, cuda_on_cpu)
+    options = RehearsalOptions(
+        minutes=minutes,
+        seed=seed,
+        keep=keep,
+        beside=save,
+        sample=sample,
+        cuda_on_cpu=cuda_on_cpu,
+    )
     try:
         with rehearsal_lines() as lines:
             found = rehearse_job(

@@ -48,8 +48,10 @@ class Difference:
             parts.append(f"{self.random} states of random generators differ")
         if self.state:
             parts.append(f"{', '.join(self.state)} in the manifest differ")
+        if not parts:
+            return "equal bit for bit"
         named = f" ({', '.join(self.names)})" if self.names else ""
-        return "; ".join(parts) + named if parts else "equal bit for bit"
+        return "; ".join(parts) + named
 
 
 def compare(
@@ -88,7 +90,8 @@ def _parse(text: str) -> dict[str, Any]:
         try:
             answer = load_json(line)
         except ValueError:
-            continue  # the output of a library
+            # A library has printed this line.
+            continue
         if isinstance(answer, dict) and "event" in answer:
             return answer
     return {}

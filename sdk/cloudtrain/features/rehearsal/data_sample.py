@@ -88,7 +88,8 @@ def sample_channels(sample: Sample, home: Path) -> JobChange:
             return spec, ()
         with aws_errors("connect to S3"):
             s3 = make_s3_client({})
-        data, checks = dict(spec.data), []
+        data = dict(spec.data)
+        checks = []
         for name, channel in remote.items():
             fetch = _Fetch(s3, name, channel, home / CACHE_FOLDER, deadline)
             target = folder / "data" / name
@@ -103,13 +104,11 @@ class _Fetch:
     """Reads a sample of one channel."""
 
     def __init__(self, s3: Any, name: str, channel: Channel, cache: Path, deadline: float) -> None:
-        self._s3, self._name, self._channel, self._cache, self._deadline = (
-            s3,
-            name,
-            channel,
-            cache,
-            deadline,
-        )
+        self._s3 = s3
+        self._name = name
+        self._channel = channel
+        self._cache = cache
+        self._deadline = deadline
         self._uri = channel.source
         self._bucket = split_uri(self._uri).bucket
 
@@ -136,7 +135,8 @@ class _Fetch:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
             if self._channel.mode == "FastFile":
-                place.chmod(0o444)  # a FastFile channel is mounted for reading
+                # A FastFile channel is mounted for reading.
+                place.chmod(0o444)
         return self._check(listed, chosen, instances, is_complete=is_complete)
 
     def _list(self) -> list[FoundObject]:
@@ -160,11 +160,8 @@ class _Fetch:
         """Return the files of objects, fetched where the cache does not have them."""
         self._cache.mkdir(parents=True, exist_ok=True)
         paths = [self._cache / _cache_name(self._bucket, each) for each in chosen]
-        missing = [
-            (each, path)
-            for each, path in zip(chosen, paths, strict=True)
-            if not _is_cached(path, each)
-        ]
+        pairs = zip(chosen, paths, strict=True)
+        missing = [(each, path) for each, path in pairs if not _is_cached(path, each)]
         # Written under another name first: an interrupted rehearsal leaves no object that looks complete.
         partial = [path.with_name(f"{path.name}.{os.getpid()}.partial") for _, path in missing]
         wanted = [
@@ -226,15 +223,18 @@ def _choose(listed: Sequence[FoundObject], sample: Sample) -> list[FoundObject]:
     An object that exceeds the bytes that are left is left out, never cut.
     """
     most = min(sample.objects or len(listed), len(listed))
-    if sample.objects is None:  # spread as many as fit at the mean size
+    # Without a number of objects: as many as fit at the mean size.
+    if sample.objects is None:
         mean = max(1.0, _bytes(listed) / len(listed))
         most = max(1, min(len(listed), int((sample.bytes or 0) / mean)))
     spread = [listed[index * len(listed) // most] for index in range(most)]
-    chosen, left = [], sample.bytes
+    chosen = []
+    left = sample.bytes
     for each in spread:
         if left is None or each.bytes <= left:
             chosen.append(each)
-            left = None if left is None else left - each.bytes
+            if left is not None:
+                left -= each.bytes
     if not chosen and left is not None:
         chosen = [each for each in listed if each.bytes <= left][:1]
     return chosen

@@ -103,16 +103,27 @@ class Engine:
         seed: int,
         on_progress: Callable[[str], None],
     ) -> None:
-        self.workspace, self.job, self.runner = workspace, job, runner
-        self.seed, self.on_progress = seed, on_progress
+        self.workspace = workspace
+        self.job = job
+        self.runner = runner
+        self.seed = seed
+        self.on_progress = on_progress
         steps = steps_of_rehearsal(job.spec)
         spec = rehearsed_spec(job.here, job.shape, steps)
         ranks = job.shape.world_size
-        self.driver = RunDriver(runner, spec, workspace.home, seconds, last_step=steps, ranks=ranks)
+        self.driver = RunDriver(
+            runner=runner,
+            spec=spec,
+            home=workspace.home,
+            seconds=seconds,
+            last_step=steps,
+            ranks=ranks,
+        )
 
     def checks(self) -> Iterator[Check]:
         """Make the checks, and yield each when it is known."""
-        unpack(self.job.archive, code := self.workspace.folder / "code")
+        code = self.workspace.folder / "code"
+        unpack(self.job.archive, code)
         run = partial(self.workspace.run, cwd=code, env=os.environ)
         self.on_progress("installing requirements")
         seconds = self.driver.seconds_left
@@ -126,8 +137,8 @@ class Engine:
         if self.job.shape.problem:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return
-        reference: Run | None = None
         yield from self._runs()
+        reference: Run | None = None
         if self._reference is not None and has_succeeded(self._reference):
             reference = self._reference.run
         yield from self._others(reference)
@@ -137,8 +148,8 @@ class Engine:
     def _runs(self) -> Iterator[Check]:
         """Yield the checks that need runs."""
         driver = self.driver
-        world = f"{driver.ranks} rank{'s' if driver.ranks > 1 else ''}"
-        task, conventions = self.job.spec.code.task, self.job.plan.bundle.conventions
+        task = self.job.spec.code.task
+        conventions = self.job.plan.bundle.conventions
         if task is None and not conventions.saves_by_runtime:
             keeps = keeps_checkpoints(self.job.spec, conventions)
             scripts = ScriptRehearsal(
@@ -146,7 +157,8 @@ class Engine:
             )
             yield from scripts.checks(self.on_progress)
             return
-        self.on_progress(f"training {driver.last_step} steps on {world}")
+        plural = "s" if driver.ranks > 1 else ""
+        self.on_progress(f"training {driver.last_step} steps on {driver.ranks} rank{plural}")
         try:
             run = driver.start()
             driver.wait_for_first_step(run)
@@ -155,14 +167,18 @@ class Engine:
             if driver.has_stepped:
                 yield Check(STARTS, Result.PASS, IMPORTED)
             name = TRAINS if driver.has_stepped else STARTS
-            yield Check(name, Result.FAIL if error.is_failure else Result.UNKNOWN, str(error))
+            result = Result.FAIL if error.is_failure else Result.UNKNOWN
+            yield Check(name, result, str(error))
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
             small = explain_out_of_memory(
                 self._context("trains"), reference.status.reason, driver.ranks
             )
-            yield from judge_reference(reference, driver) if small is None else (small,)
+            if small is None:
+                yield from judge_reference(reference, driver)
+            else:
+                yield small
             return
         yield from judge_reference(reference, driver)
         self.on_progress("verifying the checkpoint")
@@ -173,7 +189,12 @@ class Engine:
             yield from (Check(name, Result.UNKNOWN, text) for name in (STOPS, RESUMES))
             return
         driver.shorten(saved.step, max(1, saved.step // _SAVES))
-        interruptions = Interruptions(driver, reference, self._compare, self.seed)
+        interruptions = Interruptions(
+            driver=driver,
+            reference=reference,
+            compare=self._compare,
+            seed=self.seed,
+        )
         yield from interruptions.checks(self.on_progress)
         sizes = other_sizes(self.job.shape, self.job.spec)
         if sizes:
@@ -190,11 +211,10 @@ class Engine:
         ]
         if len(uris) < len(runs):
             raise NotShownError("a run has no last checkpoint")
-        run = partial(self.workspace.run)
         seconds = max(1.0, self.driver.seconds_left)
 
         def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-            return run(command, **{**options, "cwd": self.workspace.folder})
+            return self.workspace.run(command, **{**options, "cwd": self.workspace.folder})
 
         try:
             return compare(start, self.runner.environ(), uris, seconds)
@@ -209,9 +229,18 @@ class Engine:
         folder = self.workspace.folder / "checks" / name
         folder.mkdir(parents=True)
         return RehearsalContext(
-            self.job.spec, self.job.plan, self.workspace.folder / "code", folder, sys.executable,
-            self.job.channels, reference, os.environ, self.driver.deadline, self.seed, self.workspace.run,
-        )  # fmt: skip
+            spec=self.job.spec,
+            plan=self.job.plan,
+            code=self.workspace.folder / "code",
+            folder=folder,
+            python=sys.executable,
+            channels=self.job.channels,
+            reference=reference,
+            environ=os.environ,
+            deadline=self.driver.deadline,
+            seed=self.seed,
+            run_process=self.workspace.run,
+        )
 
     def _others(self, reference: Run | None) -> Iterator[Check]:
         """Yield the checks that have a module of their own, and what no rehearsal shows."""
@@ -229,28 +258,25 @@ class Engine:
 
 def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     """Yield `starts` and `trains` from the uninterrupted run."""
-    losses, ranks = reference.losses, driver.ranks
+    losses = reference.losses
+    ranks = driver.ranks
     began = reference.of_kind("started") or losses or reference.status.progress.last_step
     if not began and not has_succeeded(reference):
         yield Check(STARTS, Result.FAIL, f"no step was taken: {why(reference)}")
         return
-    yield Check(
-        STARTS,
-        Result.PASS,
-        "the bundle unpacked as it would travel, and its code was imported by all ranks",
-    )
+    text = "the bundle unpacked as it would travel, and its code was imported by all ranks"
+    yield Check(STARTS, Result.PASS, text)
     if not has_succeeded(reference):
         yield Check(TRAINS, Result.FAIL, why(reference))
         return
     world = reference.status.progress.world_size or ranks
-    reports = reference.of_kind("ranks")  # of a script
-    joined, alone = (
-        sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
-    )
+    # Only a script reports them.
+    reports = reference.of_kind("ranks")
+    joined = sum(int(each.get("joined") or 0) for each in reports)
+    alone = sum(int(each.get("alone") or 0) for each in reports)
     if world != ranks or alone:
-        yield Check(
-            TRAINS, Result.FAIL, describe_lone_ranks(reports, alone or ranks - world, ranks)
-        )
+        text = describe_lone_ranks(reports, alone or ranks - world, ranks)
+        yield Check(TRAINS, Result.FAIL, text)
         return
     if driver.spec.code.task is not None and not reference.of_kind("finished"):
         text = f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
@@ -262,20 +288,19 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
         return
     shown = ", no loss was reported"
     if losses:
-        first, last = losses[min(losses)], losses[max(losses)]
+        first = losses[min(losses)]
+        last = losses[max(losses)]
         shown = f", loss {first:.4g} to {last:.4g}"
     saved = reference.status.progress.checkpoint
-    steps = max(losses, default=saved.step if saved is not None else 0)
-    plural = "s" if ranks > 1 else ""
+    saved_step = saved.step if saved is not None else 0
+    steps = max(losses, default=saved_step)
     if driver.spec.code.task is None and ranks > 1 and not joined:
         text = f"{steps} steps on {ranks} ranks{shown}; {UNSEEN_GROUP}"
         yield Check(TRAINS, Result.UNKNOWN, text)
         return
-    yield Check(
-        TRAINS,
-        Result.PASS,
-        f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}",
-    )
+    plural = "s" if ranks > 1 else ""
+    text = f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}"
+    yield Check(TRAINS, Result.PASS, text)
 
 
 def steps_of_rehearsal(spec: JobSpec) -> int:

@@ -55,7 +55,8 @@ def parse_out_of_memory(text: str) -> OutOfMemory | None:
     if tried is None:
         return None
     line = text[tried.start() :].split("\n", maxsplit=1)[0]
-    capacity, free = _TOTAL.search(line), _FREE.search(line)
+    capacity = _TOTAL.search(line)
+    free = _FREE.search(line)
     return OutOfMemory(
         _bytes(*tried.groups()),
         None if capacity is None else _bytes(*filter(None, capacity.groups())),

@@ -31,7 +31,8 @@ _CERTAIN = 1.2
 
 def check_memory(context: RehearsalContext) -> Iterable[Check]:
     """Compare the memory that a rank of the cluster needs with what its instance type has."""
-    train, cluster = context.plan.config.train, context.plan.cluster
+    train = context.plan.config.train
+    cluster = context.plan.cluster
     if context.plan.config.task is None or train is None:
         return [
             _unknown(
@@ -45,9 +46,9 @@ def check_memory(context: RehearsalContext) -> Iterable[Check]:
     capacities = []
     for name in context.spec.cluster.types:
         instance = catalog.find_instance(name)
-        found = (
-            None if instance is None else rank_capacity(instance, cluster.processes_per_instance)
-        )
+        found = None
+        if instance is not None:
+            found = rank_capacity(instance, cluster.processes_per_instance)
         if found is None:
             return [_unknown(f"the catalog does not have the memory of {name}")]
         capacities.append((found, name))
@@ -76,7 +77,8 @@ def explain_out_of_memory(
         ranks: Number of its ranks.
         ranks_per_gpu: Ranks that share a GPU.
     """
-    found, train = parse_out_of_memory(log), context.plan.config.train
+    found = parse_out_of_memory(log)
+    train = context.plan.config.train
     if found is None:
         return None
     size = "" if found.capacity is None else f" of {format_size(found.capacity)}"
@@ -85,9 +87,8 @@ def explain_out_of_memory(
         capacity = max(0, found.capacity // ranks_per_gpu - GPU_RESERVED_BYTES)
         try:
             memory = probe(context, train, ranks)
-            detail += f"; {memory.describe(train.batch_size)}" + _advice(
-                _fitting(context, train, memory, capacity, ranks)
-            )
+            advice = _advice(_fitting(context, train, memory, capacity, ranks))
+            detail += f"; {memory.describe(train.batch_size)}{advice}"
         except ProbeError as error:
             detail += f"; {error}"
     return Check("trains", Result.UNKNOWN, detail)
@@ -112,9 +113,8 @@ def probe(context: RehearsalContext, train: TrainConfig, ranks: int | None = Non
         if not link.is_symlink():
             link.symlink_to(folder)
     tree.run_config.parent.mkdir(parents=True, exist_ok=True)
-    tree.run_config.write_text(
-        replace(context.plan.config, train=train).to_json(), encoding="utf-8"
-    )
+    config = replace(context.plan.config, train=train)
+    tree.run_config.write_text(config.to_json(), encoding="utf-8")
     world_size = str(ranks or context.plan.cluster.world_size)
     command = [context.python, "-m", _PROBE, "--root", str(tree.root), "--world-size", world_size]
     try:
@@ -145,18 +145,15 @@ def _verdict(
     # Tensor parallelism divides some activations; they are measured without it.
     if peak > _CERTAIN * capacity and train.parallel.tensor == 1:
         return Check(NAME, Result.FAIL, f"{size}{advice}")
-    return Check(
-        NAME, Result.UNKNOWN, f"{size}, which is too near to the limit for an estimate{advice}"
-    )
+    text = f"{size}, which is too near to the limit for an estimate{advice}"
+    return Check(NAME, Result.UNKNOWN, text)
 
 
 def _advice(found: Iterable[Variant]) -> str:
     options = [f"{each.change} ({each.effect})" for each in found]
-    return (
-        f". These fit: {'; '.join(options)}"
-        if options
-        else ". No smaller batch, precision or sharding fits"
-    )
+    if not options:
+        return ". No smaller batch, precision or sharding fits"
+    return f". These fit: {'; '.join(options)}"
 
 
 def _fitting(
@@ -164,7 +161,8 @@ def _fitting(
 ) -> Iterator[Variant]:
     """Yield a few changes that fit; each but the smaller batch is measured."""
     found = 0
-    if (batch := smaller_batch(memory, train, capacity)) is not None:
+    batch = smaller_batch(memory, train, capacity)
+    if batch is not None:
         found += 1
         yield batch
     for variant in variants(train, max(1, ranks // train.parallel.group_size)):

@@ -45,10 +45,13 @@ class RankMemory:
         """
         try:
             found = load_json(line)
-            state, measured = found["state"], found["activations"]
+            state = found["state"]
+            measured = found["activations"]
             points = [(int(each["samples"]), int(each["bytes"])) for each in measured]
-            parameters, gradients = int(state["parameters"]), int(state["gradients"])
-            optimizer, gathered = int(state["optimizer"]), int(state["gathered"])
+            parameters = int(state["parameters"])
+            gradients = int(state["gradients"])
+            optimizer = int(state["optimizer"])
+            gathered = int(state["gathered"])
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"not an answer of the probe: {line[:200]!r}") from None
         if len(points) < 2:  # noqa: PLR2004 (a line has two points)
@@ -56,7 +59,14 @@ class RankMemory:
                 "the training data has too few samples to measure activations at two batch sizes"
             )
         fixed, per_sample = _line_through(points)
-        return cls(parameters, gradients, optimizer, gathered, fixed, per_sample)
+        return cls(
+            parameters=parameters,
+            gradients=gradients,
+            optimizer=optimizer,
+            gathered=gathered,
+            fixed_activations=fixed,
+            activations_per_sample=per_sample,
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -83,15 +93,18 @@ class RankMemory:
             f"parameters {format_size(self.parameters)}",
             f"gradients {format_size(self.gradients)}",
             f"optimizer {format_size(self.optimizer)}",
-            *([f"gathered shards {format_size(self.gathered)}"] if self.gathered else []),
-            f"activations of {samples} samples {format_size(self.activation_bytes(samples))} (an estimate)",
         ]
+        if self.gathered:
+            parts.append(f"gathered shards {format_size(self.gathered)}")
+        activations = format_size(self.activation_bytes(samples))
+        parts.append(f"activations of {samples} samples {activations} (an estimate)")
         return ", ".join(parts)
 
 
 def _line_through(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Return the intercept, at least 0, and the slope of the line through the first and the last point."""
-    (first, low), (last, high) = points[0], points[-1]
+    first, low = points[0]
+    last, high = points[-1]
     slope = max(0.0, (high - low) / (last - first))
     return max(0.0, low - slope * first), slope
 
@@ -106,4 +119,6 @@ def rank_capacity(instance: Instance, processes: int) -> int | None:
             return None
         own = instance.gpu_memory_gb * GIB * min(1.0, instance.gpus / processes)
         return int(own) - GPU_RESERVED_BYTES
-    return None if instance.memory_gb is None else int(instance.memory_gb * GIB / processes)
+    if instance.memory_gb is None:
+        return None
+    return int(instance.memory_gb * GIB / processes)

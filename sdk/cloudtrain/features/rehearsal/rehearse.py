@@ -44,7 +44,8 @@ from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain_runtime.contract import usable_cpus
 
 _SEEDS = 1_000_000
-LEAST_MINUTES, MOST_MINUTES = 0.1, 10_080.0
+LEAST_MINUTES = 0.1
+MOST_MINUTES = 10_080.0
 """Shortest and longest time of a rehearsal; the longest is a week."""
 _NO_CUDA = "the CUDA devices of these runs were the CPU, and NCCL was Gloo: nothing ran on a GPU"
 
@@ -77,9 +78,8 @@ class RehearsalOptions:
         """
         minutes: object = self.minutes
         seed: object = self.seed
-        if (
-            not isinstance(minutes, int | float) or not LEAST_MINUTES <= minutes <= MOST_MINUTES
-        ):  # also NaN
+        # Written so that NaN is refused, too.
+        if not isinstance(minutes, int | float) or not LEAST_MINUTES <= minutes <= MOST_MINUTES:
             message = f"minutes: expected a number from {LEAST_MINUTES} to {MOST_MINUTES:.0f}, got {minutes!r}"
             raise UserError(message, "the default is 10")
         if seed is not None and (not isinstance(seed, int) or seed < 0):
@@ -193,11 +193,15 @@ def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str
 
     A receipt that shows nothing does not replace a proven or failed one of the same code and request.
     """
-    inside, warnings = receipt_path(home, receipt.digest), []
-    paths = (inside, *(() if beside is None else (beside / RECEIPT_FILE,)))
+    inside = receipt_path(home, receipt.digest)
+    warnings = []
+    paths = [inside]
+    if beside is not None:
+        paths.append(beside / RECEIPT_FILE)
     found = []
     for path in paths:
-        with contextlib.suppress(ValueError):  # damaged: it is replaced
+        # Damaged: it is replaced.
+        with contextlib.suppress(ValueError):
             found.append(read_receipt(path))
     known = [each for each in found if each is not None and each.digest == receipt.digest]
     kept = choose_receipt([receipt, *known]) or receipt
@@ -251,7 +255,13 @@ def rehearse(
     return rehearse_job(
         client or Client(settings),
         spec,
-        RehearsalOptions(minutes, seed, keep, sample=sample, cuda_on_cpu=cuda_on_cpu),
+        RehearsalOptions(
+            minutes=minutes,
+            seed=seed,
+            keep=keep,
+            sample=sample,
+            cuda_on_cpu=cuda_on_cpu,
+        ),
         backend=choose_backend(local=not sandbox, sandbox=sandbox),
         on_progress=on_progress,
         on_check=on_check,
@@ -292,12 +302,19 @@ def rehearse_job(
         opened = own.open(backend, loaded, cuda_on_cpu=options.cuda_on_cpu)
         bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=session.observer.on_read)
         return RehearsalRunner(
-            opened, lambda: own.inputs(opened.target(), opened), plan.bundle, bundle
+            backend=opened,
+            inputs=lambda: own.inputs(opened.target(), opened),
+            code=plan.bundle,
+            bundle=bundle,
         )
 
-    planned = check_job(loaded, inputs), plan
     return _rehearse_planned(
-        open_runner, planned, session.find_home(), options, on_progress, on_check
+        open_runner,
+        job=(check_job(loaded, inputs), plan),
+        home=session.find_home(),
+        options=options,
+        on_progress=on_progress,
+        on_check=on_check,
     )
 
 
@@ -325,7 +342,9 @@ def _rehearse_planned(
     spec, plan = job
     if options.beside:
         check_beside(spec.base)
-    seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
+    seed = options.seed
+    if seed is None:
+        seed = secrets.randbelow(_SEEDS)
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
     fetch = sample_channels(parse_sample(str(options.sample)), home)
     with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
@@ -335,9 +354,25 @@ def _rehearse_planned(
         here, sampled = fetch(spec, workspace.folder, deadline)
         places = {name: channel.local_path for name, channel in here.data.items()}
         channels = {name: here.base / path for name, path in places.items() if path is not None}
-        rehearsed = RehearsedJob(spec, plan, here, runner.bundle.path, shape, channels)
-        engine = Engine(workspace, rehearsed, runner, seconds, seed, on_progress)
-        others = [Check("cuda", Result.UNKNOWN, _NO_CUDA)] if options.cuda_on_cpu else []
+        rehearsed = RehearsedJob(
+            spec=spec,
+            plan=plan,
+            here=here,
+            archive=runner.bundle.path,
+            shape=shape,
+            channels=channels,
+        )
+        engine = Engine(
+            workspace=workspace,
+            job=rehearsed,
+            runner=runner,
+            seconds=seconds,
+            seed=seed,
+            on_progress=on_progress,
+        )
+        others = []
+        if options.cuda_on_cpu:
+            others.append(Check("cuda", Result.UNKNOWN, _NO_CUDA))
         made: list[Check] = []
         for check in chain(sampled, engine.checks(), others):
             made.append(check)

@@ -27,9 +27,13 @@ from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
-STOPS, RESUMES, SAMPLES, ELASTIC = "stops", "resumes", "samples", "elastic"
+STOPS = "stops"
+RESUMES = "resumes"
+SAMPLES = "samples"
+ELASTIC = "elastic"
 _STOP = "SIGTERM"
-TASK_MARGIN, SCRIPT_MARGIN = 3, 18
+TASK_MARGIN = 3
+SCRIPT_MARGIN = 18
 """Steps that a training must have left when it is stopped: the ranks of a Task that logs each step agree on a stop at
 the next step, those of a script up to 17 steps later."""
 LEAST_STEPS = 3
@@ -79,15 +83,13 @@ class Interruptions:
         problems: list[Check] = []
         yield from self._stop(steps[_STOP], problems, on_progress)
         for what, text in _KILLS.items():
-            on_progress(f"{text} at step {steps[what]}")
+            step = steps[what]
+            on_progress(f"{text} at step {step}")
             try:
-                self.done.append(self._kill(what, steps[what]))
+                self.done.append(self._kill(what, step))
             except NotShownError as error:
-                problems.append(
-                    Check(
-                        RESUMES, _result_of(error), f"after {text} at step {steps[what]}: {error}"
-                    )
-                )
+                detail = f"after {text} at step {step}: {error}"
+                problems.append(Check(RESUMES, _result_of(error), detail))
         yield from problems
         on_progress("comparing the final states")
         yield from self._compare()
@@ -97,10 +99,12 @@ class Interruptions:
         """Return a step for each interruption: after the first checkpoint, and early enough to see the stop."""
         draw = random.Random(self.seed)  # noqa: S311 (no secret)
         first = self.driver.spec.checkpoint.every.steps or 1
-        margin = TASK_MARGIN if self.driver.spec.code.task is not None else SCRIPT_MARGIN
+        is_task = self.driver.spec.code.task is not None
+        margin = TASK_MARGIN if is_task else SCRIPT_MARGIN
         last = max(first + 1, self.driver.last_step - margin)
         steps = {what: draw.randint(first + 1, last) for what in (_STOP, *_KILLS)}
-        return {**steps, HOST: last}  # as late as possible: some faults need a second epoch
+        # As late as possible: some faults need a second epoch.
+        return {**steps, HOST: last}
 
     def _stop(
         self, step: int, problems: list[Check], on_progress: Callable[[str], None]
@@ -121,32 +125,33 @@ class Interruptions:
         try:
             resumed = self._finished(driver.resume(ended))
         except NotShownError as error:
-            problems.append(
-                Check(RESUMES, _result_of(error), f"after SIGTERM at step {step}: {error}")
-            )
+            detail = f"after SIGTERM at step {step}: {error}"
+            problems.append(Check(RESUMES, _result_of(error), detail))
             return
-        self.done.append(Interruption("SIGTERM", step, ended, resumed))
+        self.done.append(
+            Interruption(
+                what="SIGTERM",
+                step=step,
+                ended=ended,
+                resumed=resumed,
+            )
+        )
 
     def _judge_stop(self, ended: Ended, step: int) -> Check:
         saved = ended.status.progress.checkpoint
         at = f"SIGTERM at step {step} (seed {self.seed})"
         if has_succeeded(ended):
-            return Check(
-                STOPS,
-                Result.UNKNOWN,
-                f"{at}: the training ended before its ranks had agreed to stop",
-            )
+            text = f"{at}: the training ended before its ranks had agreed to stop"
+            return Check(STOPS, Result.UNKNOWN, text)
         if ended.status.state is not State.STOPPED:
-            return Check(
-                STOPS, Result.FAIL, f"{at}: the run ended as {ended.status.state}: {why(ended)}"
-            )
-        if saved is None or saved.step < step:
-            last = (
-                "there is no checkpoint"
-                if saved is None
-                else f"the last checkpoint is of step {saved.step}"
-            )
-            return Check(STOPS, Result.FAIL, f"{at}: no final checkpoint; {last}")
+            text = f"{at}: the run ended as {ended.status.state}: {why(ended)}"
+            return Check(STOPS, Result.FAIL, text)
+        if saved is None:
+            text = f"{at}: no final checkpoint; there is no checkpoint"
+            return Check(STOPS, Result.FAIL, text)
+        if saved.step < step:
+            text = f"{at}: no final checkpoint; the last checkpoint is of step {saved.step}"
+            return Check(STOPS, Result.FAIL, text)
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"{at}: the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
             return Check(STOPS, Result.FAIL, text)
@@ -158,9 +163,16 @@ class Interruptions:
         run = driver.start(hold=step)
         held = driver.until_held(run, step)
         ended = driver.kill(run, what, held)
-        if has_succeeded(ended):  # limits.retries has started the ranks again
-            return Interruption(_KILLS[what], step, ended, ended)
-        return Interruption(_KILLS[what], step, ended, self._finished(driver.resume(ended)))
+        # After limits.retries has started the ranks again, the run itself reaches the last step.
+        resumed = ended
+        if not has_succeeded(ended):
+            resumed = self._finished(driver.resume(ended))
+        return Interruption(
+            what=_KILLS[what],
+            step=step,
+            ended=ended,
+            resumed=resumed,
+        )
 
     def _finished(self, resumed: Ended) -> Ended:
         """Return a resumed run that has reached the last step.
@@ -170,7 +182,8 @@ class Interruptions:
         """
         if not has_succeeded(resumed):
             raise NotShownError(f"the resumed run failed: {why(resumed)}")
-        first, saved = self._first_step(resumed), resumed.status.progress.checkpoint
+        first = self._first_step(resumed)
+        saved = resumed.status.progress.checkpoint
         if first is not None and first <= 1:
             raise NotShownError("the resumed run began again at step 1")
         if saved is None or saved.step < self.driver.last_step:
@@ -191,7 +204,10 @@ class Interruptions:
             return
         try:
             found = self.compare([self.reference, *(each.resumed for each in self.done)])
-            tolerance = None if all(each.is_equal for each in found) else self._tolerance()
+            # A second uninterrupted run takes time, and is needed only where something differs.
+            tolerance = None
+            if not all(each.is_equal for each in found):
+                tolerance = self._tolerance()
         except NotShownError as error:
             yield Check(RESUMES, _result_of(error), str(error))
             return
@@ -243,11 +259,10 @@ class Interruptions:
         repeated = len(used) - len(set(used))
         text = f"{len(used):,} samples in {len(expected)} steps, compared one by one: the same ones in each step of "
         text += f"the uninterrupted training and of {count(len(self.done), 'interrupted one')}"
-        text += (
-            f"; {repeated:,} were used again in the uninterrupted one, too"
-            if repeated
-            else "; each was used once"
-        )
+        if repeated:
+            text += f"; {repeated:,} were used again in the uninterrupted one, too"
+        else:
+            text += "; each was used once"
         return Check(SAMPLES, Result.PASS, text)
 
     def elastic(
@@ -282,9 +297,9 @@ class Interruptions:
     ) -> Check:
         found = steps_of(self.driver.records(resumed.run))
         are_seen = any(expected.values())
-        wrong = [
-            step for step, samples in found.items() if are_seen and expected.get(step) != samples
-        ]
+        wrong = []
+        if are_seen:
+            wrong = [step for step, samples in found.items() if expected.get(step) != samples]
         result, losses = judge_losses(
             self.reference.losses, resumed.losses, self.driver.ranks, ranks
         )
@@ -292,10 +307,12 @@ class Interruptions:
         if wrong:
             detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
             return Check(ELASTIC, Result.UNKNOWN, detail)
-        if result is Result.FAIL and not are_seen:  # the losses may be those of other samples
+        # Where samples are not visible, the losses may be those of other samples.
+        if result is Result.FAIL and not are_seen:
             return Check(ELASTIC, Result.UNKNOWN, text)
-        same = ", with the same samples in every step" if result is Result.PASS and are_seen else ""
-        return Check(ELASTIC, result, text + same)
+        if result is Result.PASS and are_seen:
+            text += ", with the same samples in every step"
+        return Check(ELASTIC, result, text)
 
 
 def judge_state(

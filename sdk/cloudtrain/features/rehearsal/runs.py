@@ -46,7 +46,8 @@ _POLL_SECONDS = 0.05
 LEAST_START_SECONDS = 300.0
 """Limit for what a first run does before its first step, such as imports, where `--minutes` is shorter."""
 _RUNS_OF_A_REHEARSAL = 10
-_SHARE_OF_TIME, _LEAST_RUN_SECONDS = 0.2, 10.0
+_SHARE_OF_TIME = 0.2
+_LEAST_RUN_SECONDS = 10.0
 """Share of the time that is left, and the least seconds, that a later run may take longer than the first one."""
 _SIGNS_OF_A_STEP = frozenset({"started", "step", "metrics", "checkpoint"})
 """Events that show that the code was imported. `started` is of a Task."""
@@ -92,7 +93,8 @@ class Record:
 
     step: int
     rank: int
-    order: int  # place in the file of its rank
+    # Place in the file of its rank.
+    order: int
     samples: tuple[str, ...]
 
 
@@ -126,7 +128,9 @@ class Ended:
         for event in self.events:
             history.add(event)
         name = next((each for each in history.metrics if each.endswith("loss")), None)
-        return {} if name is None else {each.step: each.value for each in history.metrics[name]}
+        if name is None:
+            return {}
+        return {each.step: each.value for each in history.metrics[name]}
 
     @property
     def first_step(self) -> int | None:
@@ -161,8 +165,11 @@ class RunDriver:
         last_step: int,
         ranks: int,
     ) -> None:
-        self.runner, self.spec, self.home = runner, spec, home
-        self.last_step, self.ranks = last_step, ranks
+        self.runner = runner
+        self.spec = spec
+        self.home = home
+        self.last_step = last_step
+        self.ranks = ranks
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.has_stepped = False
@@ -171,12 +178,11 @@ class RunDriver:
 
     def shorten(self, steps: int, every: int) -> None:
         """Let later runs end after fewer steps, with a checkpoint each `every` steps."""
-        if steps < self.last_step:
-            checkpoint = self.spec.checkpoint.model_copy(update={"every": Cadence(steps=every)})
-            self.last_step, self.spec = (
-                steps,
-                self.spec.model_copy(update={"checkpoint": checkpoint}),
-            )
+        if steps >= self.last_step:
+            return
+        checkpoint = self.spec.checkpoint.model_copy(update={"every": Cadence(steps=every)})
+        self.last_step = steps
+        self.spec = self.spec.model_copy(update={"checkpoint": checkpoint})
 
     @property
     def seconds_left(self) -> float:
@@ -302,7 +308,9 @@ class RunDriver:
         Raises:
             NotShownError: There was no time, or it failed on a full disk.
         """
-        seconds = self.seconds_left if since is None else min(self.seconds_left, _END_SECONDS)
+        seconds = self.seconds_left
+        if since is not None:
+            seconds = min(seconds, _END_SECONDS)
         try:
             status = run.wait(seconds)
         except TimeoutError:
@@ -311,7 +319,12 @@ class RunDriver:
             )
             raise NotShownError(message, is_failure=False) from None
         stopped = 0.0 if since is None else time.monotonic() - since
-        ended = Ended(run, status, self.events(run), stopped)
+        ended = Ended(
+            run=run,
+            status=status,
+            events=self.events(run),
+            stop_seconds=stopped,
+        )
         if status.state is State.FAILED and is_disk_full(self.home):
             message = f"the disk of this machine is full, and the run failed: {why(ended)}"
             raise NotShownError(message, is_failure=False)
@@ -336,11 +349,8 @@ class RunDriver:
             held = self._held(run)
             status = run.status()
             saved = status.progress.checkpoint
-            if (
-                len(held) == self.ranks
-                and saved is not None
-                and saved.step >= self.saved_before(step)
-            ):
+            is_saved = saved is not None and saved.step >= self.saved_before(step)
+            if is_saved and len(held) == self.ranks:
                 return held
             if status.state.is_final:
                 reason = status.reason or f"it ended as {status.state}"
@@ -361,9 +371,8 @@ class RunDriver:
         for folder in self.rank_folders(run):
             for path in folder.glob("held-*"):
                 with contextlib.suppress(ValueError, OSError):
-                    found[int(path.name.removeprefix("held-"))] = int(
-                        path.read_text(encoding="utf-8")
-                    )
+                    rank = int(path.name.removeprefix("held-"))
+                    found[rank] = int(path.read_text(encoding="utf-8"))
         return found
 
     def rank_folders(self, run: Run) -> list[Path]:
@@ -386,13 +395,16 @@ class RunDriver:
             for path in sorted(folder.glob("steps-*.jsonl")):
                 rank = int(path.stem.removeprefix("steps-"))
                 for order, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
-                    with contextlib.suppress(
-                        ValueError, KeyError
-                    ):  # the last line of a killed rank
+                    # The last line of a killed rank is incomplete.
+                    with contextlib.suppress(ValueError, KeyError):
                         content = load_json(line)
-                        found.append(
-                            Record(content["step"], rank, order, tuple(content["samples"]))
+                        record = Record(
+                            step=content["step"],
+                            rank=rank,
+                            order=order,
+                            samples=tuple(content["samples"]),
                         )
+                        found.append(record)
         return found
 
     def stop(self, run: Run) -> Ended:

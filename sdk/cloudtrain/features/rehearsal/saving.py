@@ -50,11 +50,8 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     try:
         found = next(iter(folder.verify(step)), None)
     except CloudtrainError as error:
-        yield Check(
-            NAME,
-            Result.FAIL,
-            f"the checkpoint of step {step} cannot be verified: {error.message}",
-        )
+        text = f"the checkpoint of step {step} cannot be verified: {error.message}"
+        yield Check(NAME, Result.FAIL, text)
         return
     if found is None or found.state != COMPLETE:
         state = "missing" if found is None else f"{found.state}: {found.why}"
@@ -71,11 +68,8 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
         detail += f", which does not fit the stop notice of {STOP_GRACE_SECONDS} s"
         yield Check(NAME, Result.FAIL, detail)
         return
-    yield Check(
-        NAME,
-        Result.PASS,
-        f"{detail}. {judge_interval(plan, longest, seconds_per_step(reference))}",
-    )
+    interval = judge_interval(plan, longest, seconds_per_step(reference))
+    yield Check(NAME, Result.PASS, f"{detail}. {interval}")
 
 
 def upload_rate(plan: Plan) -> float:
@@ -91,10 +85,10 @@ def seconds_on_cluster(plan: Plan, size: int) -> float:
 def seconds_between_failures(plan: Plan) -> float:
     """Return the assumed mean time between failures of the cluster, in seconds."""
     instance = catalog.find_instance(plan.cluster.instance_type)
-    gpus = (
-        instance.gpus if instance is not None and instance.gpus else _GPUS_WITHOUT_CATALOG
-    ) * plan.cluster.instances
-    rate = gpus / GPU_HOURS_PER_FAILURE
+    gpus = _GPUS_WITHOUT_CATALOG
+    if instance is not None and instance.gpus:
+        gpus = instance.gpus
+    rate = gpus * plan.cluster.instances / GPU_HOURS_PER_FAILURE
     if plan.request.get("EnableManagedSpotTraining"):
         rate += plan.cluster.instances / SPOT_HOURS_PER_INTERRUPTION
     return 3600.0 / rate
@@ -116,9 +110,9 @@ def judge_interval(plan: Plan, save_seconds: float, step_seconds: float | None) 
     failures = seconds_between_failures(plan)
     optimum = math.sqrt(2 * max(save_seconds, 0.1) * failures)
     checkpoint = plan.config.checkpoint
-    source = (
-        "Llama 3's failure rate, and AWS's of spot" if _is_spot(plan) else "Llama 3's failure rate"
-    )
+    source = "Llama 3's failure rate"
+    if _is_spot(plan):
+        source += ", and AWS's of spot"
     text = (
         f"With a failure every {format_duration(round(failures))} ({source}), a checkpoint each "
         f"{format_duration(max(1, round(optimum)))} loses least"
@@ -130,7 +124,10 @@ def judge_interval(plan: Plan, save_seconds: float, step_seconds: float | None) 
     if interval is None:
         return text
     price = plan.cost.usd_per_hour
-    loss = "" if price is None else f", {format_usd(price * interval / 2 / 3600)}"
+    loss = ""
+    if price is not None:
+        # Half an interval of work is lost on average.
+        loss = f", {format_usd(price * interval / 2 / 3600)}"
     text += f"; checkpoint.every loses {_seconds(interval / 2)}{loss} per failure on average"
     if checkpoint.every_seconds is not None and not optimum / _FAR <= interval <= optimum * _FAR:
         text += f"; a value near {format_duration(max(1, round(optimum)))} is better"
@@ -142,4 +139,6 @@ def _is_spot(plan: Plan) -> bool:
 
 
 def _seconds(seconds: float) -> str:
-    return format_duration(round(seconds)) if seconds >= 1 else f"{seconds:.2f} s"
+    if seconds < 1:
+        return f"{seconds:.2f} s"
+    return format_duration(round(seconds))

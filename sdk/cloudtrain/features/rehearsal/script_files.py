@@ -52,14 +52,22 @@ def saved_files(roots: list[Path], since: float = 0.0) -> list[SavedFile]:
     found = []
     for root in roots:
         folder = place_on_machine(root, PurePath("checkpoints"))
-        for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if not folder.is_dir():
+            continue
+        for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
-            with contextlib.suppress(OSError):  # a script replaces its files
+            # A script replaces its files, so one may be gone by now.
+            with contextlib.suppress(OSError):
                 stat = path.stat()
                 if path.is_file() and not is_log(name) and stat.st_mtime >= since:
-                    found.append(
-                        SavedFile(root.parent.parent.name, name, stat.st_size, stat.st_mtime, path)
+                    file = SavedFile(
+                        host=root.parent.parent.name,
+                        name=name,
+                        size=stat.st_size,
+                        modified=stat.st_mtime,
+                        path=path,
                     )
+                    found.append(file)
     return found
 
 

@@ -39,12 +39,14 @@ from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
-STARTS, TRAINS = "starts", "trains"
+STARTS = "starts"
+TRAINS = "trains"
 IMPORTED = "the bundle unpacked as it would travel, and its code was imported"
 _POLL_SECONDS = 0.05
 _REPORTS = 2
 """Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
-_MORE_REPORTS, _MOST_SECONDS_OF_STEPS = 3, 3.0
+_MORE_REPORTS = 3
+_MOST_SECONDS_OF_STEPS = 3.0
 """Steps that a script should report after its first file, before it is interrupted, and the longest wait for them."""
 _SHARE_OF_TIME = 0.2
 """Share of the remaining time that one run of a script may take to write a file."""
@@ -92,14 +94,9 @@ class Interrupted:
         """
         least = max((file.size for file in self.files), default=0) / 2
         saved = max((file.modified for file in self.files if file.size >= least), default=0.0)
-        return max(
-            (
-                event["step"]
-                for event in self.ended.of_kind("step")
-                if event.get("time", saved) < saved
-            ),
-            default=0,
-        )
+        steps = self.ended.of_kind("step")
+        before = (event["step"] for event in steps if event.get("time", saved) < saved)
+        return max(before, default=0)
 
 
 class ScriptRehearsal:
@@ -113,7 +110,10 @@ class ScriptRehearsal:
     """
 
     def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool, keeps: bool) -> None:
-        self.driver, self.seed, self.starts_ranks, self.keeps = driver, seed, starts_ranks, keeps
+        self.driver = driver
+        self.seed = seed
+        self.starts_ranks = starts_ranks
+        self.keeps = keeps
         self._random = random.Random(seed)  # noqa: S311 (no secret)
 
     @property
@@ -131,7 +131,8 @@ class ScriptRehearsal:
             if self.driver.has_stepped:
                 yield Check(STARTS, Result.PASS, IMPORTED)
             name = TRAINS if self.driver.has_stepped else STARTS
-            yield Check(name, Result.FAIL if error.is_failure else Result.UNKNOWN, str(error))
+            result = Result.FAIL if error.is_failure else Result.UNKNOWN
+            yield Check(name, result, str(error))
             return
         yield from self._judge_start(first)
         if first.ended.status.state is State.FAILED:
@@ -143,16 +144,16 @@ class ScriptRehearsal:
             yield Check(RESUMES, saves.result, "there is no file from which it could resume")
             return
         yield from self._resumes(first, on_progress)
-        yield Check(
-            SAMPLES, Result.UNKNOWN, "the samples of a script are not visible to cloudtrain"
-        )
-        yield Check(
-            ELASTIC, Result.UNKNOWN, "a script's own files are loaded by its own code: not tried"
-        )
+        text = "the samples of a script are not visible to cloudtrain"
+        yield Check(SAMPLES, Result.UNKNOWN, text)
+        text = "a script's own files are loaded by its own code: not tried"
+        yield Check(ELASTIC, Result.UNKNOWN, text)
 
     def _resumes(self, first: Interrupted, on_progress: Callable[[str], None]) -> Iterator[Check]:
-        shown, repeated = [], []
-        fresh, resumed = [first.ended], []
+        shown = []
+        repeated = []
+        fresh = [first.ended]
+        resumed = []
         for what in ("SIGTERM", *_KILLS):
             try:
                 if what == "SIGTERM":
@@ -174,15 +175,11 @@ class ScriptRehearsal:
                     return
         if problem := _other_losses(fresh, resumed):
             yield Check(RESUMES, Result.FAIL, problem)
-        elif repeated and len(repeated) == len(
-            shown
-        ):  # one alone may have been interrupted during a save
+        elif repeated and len(repeated) == len(shown):
+            # One alone may have been interrupted during a save.
             text = f"step {repeated[0]} was taken again, though it was reported before the newest file was written"
-            yield Check(
-                RESUMES,
-                Result.UNKNOWN,
-                f"{text}: is its number saved in place of that of the next step?",
-            )
+            text += ": is its number saved in place of that of the next step?"
+            yield Check(RESUMES, Result.UNKNOWN, text)
         elif shown:
             yield Check(RESUMES, Result.PASS, f"the step counter continued: {'; '.join(shown)}")
 
@@ -207,10 +204,12 @@ class ScriptRehearsal:
             steps = _reported_steps(self.driver, run)
             reports = len(steps)
             if reported_at is None and reports >= _REPORTS:
-                reported_at, files = time.time(), []
+                reported_at = time.time()
+                files = []
             # A script that reports no step can be interrupted after its first file.
             is_silent = not reports and "step" not in self.driver.spec.metrics
-            if (files and (reported_at is not None or is_silent)) or time.monotonic() > deadline:
+            has_saved = bool(files) and (reported_at is not None or is_silent)
+            if has_saved or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)
         self._wait_for_steps(run, len(steps) + _MORE_REPORTS)
@@ -236,33 +235,30 @@ class ScriptRehearsal:
             time.sleep(_POLL_SECONDS)
 
     def _kill(self, run: Run, what: str) -> Ended:
-        held = self.driver.rank_processes(run) if what == RANK else {}
-        if what == RANK and not held:
+        if what != RANK:
+            return self.driver.kill(run, what, {})
+        held = self.driver.rank_processes(run)
+        if not held:
             raise NotShownError("the processes of its ranks were not found", is_failure=False)
         return self.driver.kill(run, what, held)
 
     def _judge_start(self, first: Interrupted) -> Iterator[Check]:
-        ended, ranks = first.ended, self.driver.ranks
+        ended = first.ended
+        ranks = self.driver.ranks
         if ended.status.state is State.FAILED:
-            has_step = ended.last_step is not None
-            if has_step:
-                yield Check(
-                    STARTS,
-                    Result.PASS,
-                    IMPORTED,
-                )
-            yield Check(TRAINS if has_step else STARTS, Result.FAIL, why(ended))
+            if ended.last_step is None:
+                yield Check(STARTS, Result.FAIL, why(ended))
+                return
+            yield Check(STARTS, Result.PASS, IMPORTED)
+            yield Check(TRAINS, Result.FAIL, why(ended))
             return
-        yield Check(
-            STARTS,
-            Result.PASS,
-            IMPORTED,
-        )
+        yield Check(STARTS, Result.PASS, IMPORTED)
         reports = ended.of_kind("ranks")
-        joined, alone = (
-            sum(int(each.get(name) or 0) for each in reports) for name in ("joined", "alone")
-        )
-        if alone or (reports and not joined and ranks > 1 and not self.starts_ranks):
+        joined = sum(int(each.get("joined") or 0) for each in reports)
+        alone = sum(int(each.get("alone") or 0) for each in reports)
+        # Ranks that the script starts itself may not be visible.
+        has_group = joined > 0 or ranks == 1 or self.starts_ranks
+        if alone or (reports and not has_group):
             yield Check(TRAINS, Result.FAIL, describe_lone_ranks(reports, alone or ranks, ranks))
             return
         losses = ended.losses
@@ -270,11 +266,15 @@ class ScriptRehearsal:
         if infinite:
             yield Check(TRAINS, Result.FAIL, f"the loss of step {infinite[0]} is not finite")
             return
-        group = f"{joined} of {ranks} ranks in the process group" if ranks > 1 else "1 rank"
+        group = "1 rank"
+        if ranks > 1:
+            group = f"{joined} of {ranks} ranks in the process group"
         if ended.last_step is None:
             yield Check(TRAINS, Result.UNKNOWN, f"{group}; {self._no_steps}")
             return
-        loss = f", loss {list(losses.values())[-1]:.4g}" if losses else ", no loss was reported"
+        loss = ", no loss was reported"
+        if losses:
+            loss = f", loss {list(losses.values())[-1]:.4g}"
         if ranks > 1 and not joined:
             text = f"step {ended.last_step} was reached{loss}; {UNSEEN_GROUP}"
             yield Check(TRAINS, Result.UNKNOWN, text)
@@ -293,47 +293,44 @@ class ScriptRehearsal:
                 for event in first.ended.of_kind("outputs")
                 for path in event.get("unkept", ())
             ]
-            where = f"; it has written {lost[0]}, which is not kept" if lost else ""
-            return Check(SAVES, Result.FAIL, f"no file has appeared in /opt/ml/checkpoints{where}")
+            text = "no file has appeared in /opt/ml/checkpoints"
+            if lost:
+                text += f"; it has written {lost[0]}, which is not kept"
+            return Check(SAVES, Result.FAIL, text)
         if broken := damaged_archive(files):
-            return Check(
-                SAVES,
-                Result.FAIL,
-                f"{broken} is damaged: write to another name, and rename the file",
-            )
+            text = f"{broken} is damaged: write to another name, and rename the file"
+            return Check(SAVES, Result.FAIL, text)
         if problem := partial_state(files, self.driver.ranks):
             return Check(SAVES, Result.FAIL, problem)
         hosts = sorted({file.host for file in files})
         size = sum(file.size for file in files)
         text = f"{count(len(files), 'file')}, {format_size(size)}, on {', '.join(hosts)}"
-        return Check(
-            SAVES, Result.PASS, f"{text}; their content is the script's own and was not verified"
-        )
+        text += "; their content is the script's own and was not verified"
+        return Check(SAVES, Result.PASS, text)
 
     def _judge_stop(self, first: Interrupted) -> Check:
         ended = first.ended
         if first.is_by_itself:
-            return Check(
-                STOPS,
-                Result.UNKNOWN,
-                "the script ended before it could be stopped: give it more to train",
-            )
+            text = "the script ended before it could be stopped: give it more to train"
+            return Check(STOPS, Result.UNKNOWN, text)
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
             return Check(STOPS, Result.FAIL, text)
         if not first.files:
-            text = "SIGTERM left no checkpoint"
-            return Check(STOPS, Result.UNKNOWN if self.keeps else Result.FAIL, text)
+            # Where the script or its job names a place for checkpoints, none may have been due yet.
+            result = Result.UNKNOWN if self.keeps else Result.FAIL
+            return Check(STOPS, result, "SIGTERM left no checkpoint")
         if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
             text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
-            return Check(
-                STOPS, Result.FAIL, text + "what a script does after SIGTERM must take less"
-            )
+            text += "what a script does after SIGTERM must take less"
+            return Check(STOPS, Result.FAIL, text)
         more = (ended.last_step or 0) - first.step
         if first.step and more > _MOST_STEPS_AFTER_SIGTERM:
             text = f"the script took {more} more steps after SIGTERM at step {first.step}: does it ignore the signal?"
             return Check(STOPS, Result.UNKNOWN, text)
-        stopped = ended.status.ended.timestamp() if ended.status.ended is not None else time.time()
+        stopped = time.time()
+        if ended.status.ended is not None:
+            stopped = ended.status.ended.timestamp()
         age = max(0.0, stopped - max(file.modified for file in first.files))
         text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
         return Check(STOPS, Result.PASS, f"{text}; the newest file was {age:.1f} s old at the end")

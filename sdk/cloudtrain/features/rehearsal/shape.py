@@ -50,18 +50,23 @@ def choose_shape(spec: JobSpec, plan: Plan, *, cpus: int, gpus: int) -> Shape:
         text = "the hosts would share a GPU, and this parallel layout needs a GPU per rank: CUDA_VISIBLE_DEVICES= hides it"
         return Shape(1, 1, text)
     hosts = min(spec.cluster.preferred_instances, _MOST_HOSTS)
-    wanted = plan.cluster.processes_per_instance or max(
-        1, (plan.cluster.world_size or 2) // plan.cluster.instances
-    )
-    carried = max(1, gpus // hosts) if gpus else max(1, min(cpus, _MOST_RANKS) // hosts)
-    if not gpus and hosts * carried == 1:
-        carried = 2
+    wanted = plan.cluster.processes_per_instance
+    if not wanted:
+        wanted = max(1, (plan.cluster.world_size or 2) // plan.cluster.instances)
+    if gpus:
+        carried = max(1, gpus // hosts)
+    else:
+        carried = max(1, min(cpus, _MOST_RANKS) // hosts)
+        if hosts * carried == 1:
+            # Two ranks share the core: one alone shows nothing of a process group.
+            carried = 2
     ranks = min(wanted, carried)
     group = _group_size(spec)
     fitting = next((each for each in range(ranks, 0, -1) if (hosts * each) % group == 0), None)
-    if fitting is None:  # more ranks than cores are slow, and still work on a CPU
+    if fitting is None and not gpus:
+        # More ranks than cores are slow, and still work on a CPU.
         larger = range(ranks, _MOST_RANKS // hosts + 1)
-        fitting = next((each for each in larger if not gpus and (hosts * each) % group == 0), None)
+        fitting = next((each for each in larger if (hosts * each) % group == 0), None)
     if fitting is None:
         text = f"the parallel layout needs a multiple of {group} ranks, and this machine carries {hosts * ranks}"
         return Shape(hosts, ranks, text)
@@ -76,8 +81,12 @@ def other_sizes(shape: Shape, spec: JobSpec) -> list[tuple[int, int]]:
     """
     if shape.world_size == 1:
         return [(1, 2)]
-    smaller = (1, shape.ranks) if shape.hosts > 1 else (1, max(1, shape.ranks // 2))
-    return [smaller] if (smaller[0] * smaller[1]) % _group_size(spec) == 0 else []
+    ranks = shape.ranks
+    if shape.hosts == 1:
+        ranks = max(1, ranks // 2)
+    if ranks % _group_size(spec) != 0:
+        return []
+    return [(1, ranks)]
 
 
 def _group_size(spec: JobSpec) -> int:

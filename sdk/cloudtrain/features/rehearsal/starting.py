@@ -42,7 +42,9 @@ RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 def torch_of(image: catalog.Image) -> str:
     """Return the version of torch in an image: of its tag, which may lack the last number."""
     found = re.search(r":(\d+\.\d+)(\.\d+)?-", image.gpu)
-    return f"{image.framework}.0" if found is None else found[1] + (found[2] or ".0")
+    if found is None:
+        return f"{image.framework}.0"
+    return found[1] + (found[2] or ".0")
 
 
 def find_python(version: str) -> str | None:
@@ -55,7 +57,9 @@ def find_python(version: str) -> str | None:
     # A shim of a version manager exists for versions that are not installed.
     command = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return path if done.returncode == 0 and done.stdout.strip() == version else None
+    if done.returncode != 0 or done.stdout.strip() != version:
+        return None
+    return path
 
 
 def check_requirements(
@@ -76,9 +80,8 @@ def check_requirements(
     requirements = plan.config.requirements
     if requirements is None:
         return None
-    if problem := find_contradiction(
-        (code / requirements).read_text(encoding="utf-8", errors="replace")
-    ):
+    content = (code / requirements).read_text(encoding="utf-8", errors="replace")
+    if problem := find_contradiction(content):
         return Check(NAME, Result.FAIL, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
@@ -119,7 +122,8 @@ def find_contradiction(text: str) -> str:
         found = _PIN.match(line)
         if found is None:
             continue
-        name, version = re.sub(r"[-_.]+", "-", found["name"]).lower(), found["version"]
+        name = re.sub(r"[-_.]+", "-", found["name"]).lower()
+        version = found["version"]
         other, first = pins.setdefault(name, (version, line))
         if other != version and _release(other) != _release(version):
             return f"{first} and {line} contradict each other"
@@ -185,15 +189,11 @@ def _record_as_installed(environment: Path, name: str, version: str) -> None:
 
 def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requirements: str) -> Check:
     if _UNREACHABLE.search(done.stderr):
-        return Check(
-            NAME,
-            Result.UNKNOWN,
-            f"pip reaches no package index from here: {requirements} not installed",
-        )
+        text = f"pip reaches no package index from here: {requirements} not installed"
+        return Check(NAME, Result.UNKNOWN, text)
     lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
     text = first_line("\n".join(lines) or done.stderr)
     if _OF_THIS_MACHINE.search(done.stderr):
-        return Check(
-            NAME, Result.UNKNOWN, f"{requirements} could not be installed on this machine: {text}"
-        )
+        text = f"{requirements} could not be installed on this machine: {text}"
+        return Check(NAME, Result.UNKNOWN, text)
     return Check(NAME, Result.FAIL, f"{what}: {text}")

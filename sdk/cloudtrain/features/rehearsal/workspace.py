@@ -78,7 +78,8 @@ class Workspace:
         partial = path.with_name(f".{path.name}")
         file = self._lock.enter_context(partial.open("wb"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        partial.rename(path)  # only now do other rehearsals find it
+        # Only now do other rehearsals find it.
+        partial.rename(path)
         self._lock.callback(path.unlink, missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -135,7 +136,8 @@ def delete_abandoned(home: Path) -> None:
         home: Folder of local runs.
     """
     for lock in sorted((home / FOLDER).glob("run-*.lock")):
-        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+        # The rehearsal has just ended, or belongs to another user.
+        with contextlib.suppress(OSError):
             if not is_held(lock):
                 folder = lock.with_suffix("")
                 end_processes(folder)
@@ -165,7 +167,9 @@ def processes_below(folder: Path) -> list[psutil.Process]:
             if _names(process, place):
                 found.append(process)
         except (psutil.Error, OSError):
-            continue  # it has ended, for which psutil has no error of its own everywhere, or belongs to another user
+            # It has ended, for which psutil has no error of its own everywhere, or belongs to
+            # another user.
+            continue
     return found
 
 
