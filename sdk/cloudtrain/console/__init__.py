@@ -88,7 +88,8 @@ def print_problems(error: SpecError, *, as_json: bool) -> None:
     for problem in error.problems:
         print_message(str(problem))
     count = len(error.problems)
-    print_message(f"{count} problem{'s' if count != 1 else ''}")
+    plural = "" if count == 1 else "s"
+    print_message(f"{count} problem{plural}")
     if as_json:
         fields = ("file", "line", "column", "path", "message", "hint")
         problems = [{name: getattr(problem, name) for name in fields} for problem in error.problems]
@@ -147,7 +148,9 @@ def column_lines(
 
 def _pad(cell: str, width: int, colours: Mapping[str, str]) -> str:
     text = f"{cell:<{width}}"
-    return coloured(text, colours[cell]) if cell in colours else text
+    if cell not in colours:
+        return text
+    return coloured(text, colours[cell])
 
 
 def print_checks(
@@ -166,13 +169,17 @@ def print_checks(
     import shutil
     import textwrap
 
-    longest, width = max(map(len, colours)), max((len(check[1]) for check in checks), default=0)
+    longest = max(map(len, colours))
+    width = max((len(check[1]) for check in checks), default=0)
     indent = " " * (longest + width + 4)
-    room = (
-        shutil.get_terminal_size().columns - len(indent) if wraps and sys.stdout.isatty() else None
-    )
+    room = None
+    if wraps and sys.stdout.isatty():
+        room = max(1, shutil.get_terminal_size().columns - len(indent))
     for result, name, detail, notes in checks:
-        lines = [detail] if room is None else textwrap.wrap(detail, max(room, 1)) or [""]
+        lines = [detail]
+        if room is not None:
+            # wrap() returns no line for an empty text.
+            lines = textwrap.wrap(detail, room) or [""]
         print(f"{_pad(result, longest, colours)}  {name:<{width}}  {lines[0]}")
         for line in (*lines[1:], *notes):
             print(f"{indent}{line}")
@@ -185,7 +192,9 @@ def coloured(text: str, colour: str) -> str:
         or bool(os.environ.get("NO_COLOR"))
         or os.environ.get("TERM") == "dumb"
     )
-    return text if is_plain else f"\x1b[{colour}m{text}\x1b[0m"
+    if is_plain:
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 @contextmanager
@@ -214,8 +223,10 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     def show(done: int, total: int) -> None:
         nonlocal started, bar, task
         now = time.monotonic()
-        started = now if started is None else started
-        if bar is None and now - started >= PROGRESS_DELAY_SECONDS and sys.stderr.isatty():
+        if started is None:
+            started = now
+        is_due = now - started >= PROGRESS_DELAY_SECONDS
+        if bar is None and is_due and sys.stderr.isatty():
             bar = _start_bar()
             task = bar.add_task(strip_unsafe_escapes(text), total=total, completed=done)
         if bar is not None and task is not None:
@@ -253,13 +264,13 @@ def _start_bar() -> Bar:
 
 def command_name() -> str:
     """Return the name or path by which this command was called: its path when PATH has another one."""
-    import shutil  # its import takes 5 ms and few commands need it
+    # Its import takes 5 ms and few commands need it.
+    import shutil
 
     called = sys.argv[0]
     found = shutil.which("cloudtrain")
     is_script = Path(called).name == "cloudtrain"
-    return (
-        called
-        if is_script and (found is None or Path(found).resolve() != Path(called).resolve())
-        else "cloudtrain"
-    )
+    if not is_script:
+        return "cloudtrain"
+    is_found = found is not None and Path(found).resolve() == Path(called).resolve()
+    return "cloudtrain" if is_found else called

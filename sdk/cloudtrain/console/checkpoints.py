@@ -102,7 +102,11 @@ def _group(path: str) -> str:
     """Return what a file is shown as: itself, its folder, or its checkpoint."""
     first, _, rest = path.partition("/")
     inner, slash, _ = rest.partition("/")
-    return f"{first}/{inner}{slash}" if first == "checkpoints" else f"{first}/" if rest else first
+    if first == "checkpoints":
+        return f"{first}/{inner}{slash}"
+    if rest:
+        return f"{first}/"
+    return first
 
 
 def _bytes(files: list[CopiedFile]) -> int:
@@ -111,10 +115,8 @@ def _bytes(files: list[CopiedFile]) -> int:
 
 def _state(files: list[CopiedFile]) -> str:
     old = sum(not each.is_new for each in files)
-    return (
-        "verified"
-        if not old
-        else "was there already"
-        if old == len(files)
-        else f"verified, {old} were there already"
-    )
+    if not old:
+        return "verified"
+    if old == len(files):
+        return "was there already"
+    return f"verified, {old} were there already"

@@ -117,7 +117,8 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> Status:
         silent_seconds = time.monotonic() - last_line_time
         is_over = monitor.is_over(silent_seconds=silent_seconds)
         if is_over:
-            monitor.check()  # a thread may have failed since the first check
+            # A thread may have failed since the first check.
+            monitor.check()
         for message in monitor.take_messages():
             screen.print_message(message)
         if monitor.status is not None:
@@ -168,7 +169,8 @@ _LAST_LINES_SECONDS = 900.0
 _UNREADABLE_LOG_SECONDS = 30.0
 """The same while the log cannot be read."""
 
-_STATUS, _LOG = "the status", "the log"
+_STATUS = "the status"
+_LOG = "the log"
 _BATCH_LINES = 500
 _QUEUED_LINES = 10_000
 
@@ -219,7 +221,8 @@ class RunMonitor:
         Raises:
             CloudError: The status could not be fetched for too long.
         """
-        error, log_error = self._status_fetcher.error, self._log_fetcher.error
+        error = self._status_fetcher.error
+        log_error = self._log_fetcher.error
         if isinstance(error, CloudError):
             hint = f"the run continues; to follow it again: {command_name()} follow {self._run.reference}"
             raise CloudError(
@@ -252,9 +255,8 @@ class RunMonitor:
         """Return whether the run has ended and its last lines have arrived, or there was no line for too long."""
         if self.status is None or not self.status.state.is_final:
             return False
-        has_all = (
-            self._log_fetcher.is_done.is_set()
-        )  # read before the queue, which then contains the last line
+        # Read before the queue, which then contains the last line.
+        has_all = self._log_fetcher.is_done.is_set()
         is_unreadable = self._outages.last_error(_LOG)
         timeout = _UNREADABLE_LOG_SECONDS if is_unreadable else _LAST_LINES_SECONDS
         return self._lines.empty() and (has_all or silent_seconds > timeout)
@@ -297,7 +299,8 @@ class RunMonitor:
             pause=self._should_stop.wait,
         )
         next(tries, None)
-        self._poll_now.set()  # the log ends when the run does
+        # The log ends when the run does.
+        self._poll_now.set()
 
     def _read_lines(self) -> None:
         read: Counter[str] = Counter()

@@ -138,9 +138,13 @@ class Screen:
         if not self.is_silent or status.progress.last_step is not None:
             return ""
         if status.state is State.RUNNING:
-            ranks = "the ranks" if status.world_size is None else count(status.world_size, "rank")
+            ranks = "the ranks"
+            if status.world_size is not None:
+                ranks = count(status.world_size, "rank")
             return f"starting {ranks}, which import torch before their first output"
-        return "" if status.reason or status.phases else "preparing the code"
+        if status.reason or status.phases:
+            return ""
+        return "preparing the code"
 
 
 def state_line(status: Status, startup: str = "") -> str:
@@ -150,8 +154,11 @@ def state_line(status: Status, startup: str = "") -> str:
         value for label, value in state_rows(status, time.time()) if label != str(status.state)
     ]
     text = "; for ".join(words)
-    text = "; ".join(part for part in (text.rstrip("."), startup) if part) if startup else text
-    return f"{status.state}{phase}" + (f": {text}" if text else "")
+    if startup:
+        text = "; ".join(part for part in (text.rstrip("."), startup) if part)
+    if not text:
+        return f"{status.state}{phase}"
+    return f"{status.state}{phase}: {text}"
 
 
 class _LiveScreen(Screen):
@@ -172,9 +179,8 @@ class _LiveScreen(Screen):
         for line in lines:
             if (text := format_log_line(line)) is None:
                 continue
-            colour = self._colours.setdefault(
-                line.host, HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)]
-            )
+            next_colour = HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)]
+            colour = self._colours.setdefault(line.host, next_colour)
             segments.append(Segment(f"{line.host}  ", Style(color=colour)))
             segments += line_segments(text, self._out)
         if segments:
@@ -188,7 +194,13 @@ class _LiveScreen(Screen):
     def show(self, status: Status, status_time: float, cloud_error: str) -> None:
         from cloudtrain.console.panel import Panel
 
-        self._live.update(Panel(status, status_time, cloud_error, self._startup(status)))
+        panel = Panel(
+            status=status,
+            status_time=status_time,
+            cloud_error=cloud_error,
+            startup=self._startup(status),
+        )
+        self._live.update(panel)
         self._live.start()
         if time.monotonic() - self._drawn_time >= _DRAW_SECONDS:
             self._live.refresh()

@@ -27,7 +27,8 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
 
     Without values, the metrics whose patterns are `unmatched` are named.
     """
-    names, rows = list(history.metrics), history.rows()
+    names = list(history.metrics)
+    rows = history.rows()
     if not rows:
         print_message("the run has reported no metrics")
         if unmatched:
@@ -38,15 +39,18 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         )
         print_message("  its output: metrics: {loss: 'loss=([0-9.]+)'}")
         return
-    is_cut, size = sys.stdout.isatty() and not show_all, shutil.get_terminal_size()
-    shown: Sequence[Mapping[str, Any]] = (
-        thin_rows(rows, max(2, size.lines - _OTHER_LINES)) if is_cut else rows
-    )
+    is_cut = sys.stdout.isatty() and not show_all
+    size = shutil.get_terminal_size()
+    shown: Sequence[Mapping[str, Any]] = rows
+    if is_cut:
+        shown = thin_rows(rows, max(2, size.lines - _OTHER_LINES))
     cells: Sequence[Sequence[str]] = _cells(names, shown)
     if is_cut:
         cells = fit_columns(cells, size.columns, names[:0:-1])
     print_columns(cells)
-    notes = [f"{len(shown):,} of {len(rows):,} steps"] if len(shown) < len(rows) else []
+    notes = []
+    if len(shown) < len(rows):
+        notes.append(f"{len(shown):,} of {len(rows):,} steps")
     if left := [name for name in names if name not in cells[0]]:
         notes.append(f"without {', '.join(left)}")
     if notes:
@@ -64,14 +68,17 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     for row in rows:
         for name in row:
             counts[name] = counts.get(name, 0) + 1
-    inner, parts = rows[1:-1], most - 2
-    bounds = [len(inner) * part // parts for part in range(parts + 1)] if parts else [0]
+    inner = rows[1:-1]
+    parts = most - 2
+    bounds = [0]
+    if parts:
+        bounds = [len(inner) * part // parts for part in range(parts + 1)]
     groups = [inner[first:end] for first, end in itertools.pairwise(bounds)]
-    return [
-        rows[0],
-        *(max(group, key=lambda row: sum(1 / counts[name] for name in row)) for group in groups),
-        rows[-1],
-    ]
+
+    def rarity(row: Mapping[str, Any]) -> float:
+        return sum(1 / counts[name] for name in row)
+
+    return [rows[0], *(max(group, key=rarity) for group in groups), rows[-1]]
 
 
 def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -82,7 +89,9 @@ def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list
 def _value(row: Mapping[str, Any], name: str) -> str:
     if name not in row:
         return ""
-    return "not finite" if row[name] is None else f"{row[name]:.6g}"
+    if row[name] is None:
+        return "not finite"
+    return f"{row[name]:.6g}"
 
 
 _BEST = "32"
@@ -103,9 +112,13 @@ def print_comparison(found: Comparison) -> None:
 
 def _values(metric: ComparedMetric) -> list[str]:
     cells = ["" if value is None else describe_metric(value) for value in metric.best]
-    return [cell + ("*" if index == metric.winner else "") for index, cell in enumerate(cells)]
+    if metric.winner is not None:
+        cells[metric.winner] += "*"
+    return cells
 
 
 def _text(value: Any) -> str:
     text = "" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}…"  # noqa: PLR2004 (a digest's beginning identifies it)
+    if len(text) <= 40:  # noqa: PLR2004 (a digest's beginning identifies it)
+        return text
+    return f"{text[:12]}…"

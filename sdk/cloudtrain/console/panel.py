@@ -130,7 +130,9 @@ def _value_lines(label: str, value: Text, width: int, console: Console) -> Itera
         wrapped[-1] = Text(wrapped[-1].plain.rstrip()[: max(0, room - 3)] + "...")
     for index, line in enumerate(wrapped):
         line.rstrip()
-        start = f"{'' if index else label:<{_LABEL_COLUMNS}}"
+        # Only the first line has the label.
+        shown_label = "" if index else label
+        start = f"{shown_label:<{_LABEL_COLUMNS}}"
         row = Text.assemble((start, _STYLES.get(label, "dim")), line)
         row.truncate(width)
         yield row

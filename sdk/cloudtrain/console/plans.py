@@ -16,10 +16,10 @@ from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import Contents
-    from cloudtrain.planning.plan import LengthPlan, Plan
+    from cloudtrain.planning.plan import BatchPlan, LengthPlan, Plan
     from cloudtrain.runs.run import Run
     from cloudtrain.support.checks import Check
-    from cloudtrain_runtime.contract import ParallelConfig, SecretConfig
+    from cloudtrain_runtime.contract import ParallelConfig, SecretConfig, TrainConfig
 
 
 _MAX_LINES = 40
@@ -32,18 +32,14 @@ _SENDERS = {
 def print_plan(plan: Plan) -> None:
     """Print a plan as a table, without its warnings."""
     cluster = plan.cluster
-    each = cluster.processes_per_instance
-    ranks = (
-        f"{each or '?'} rank{'' if each == 1 else 's'} each, world size {cluster.world_size or '?'}"
-    )
-    here = f"instance{'' if cluster.instances == 1 else 's'} on this machine"
-    where = f"x {cluster.instance_type}" if plan.uses_account else here
     command = plan.to_json()["command"]
-    omitted = f" (null omits {', '.join(command['omitted'])})" if command["omitted"] else ""
+    omitted = ""
+    if command["omitted"]:
+        omitted = f" (null omits {', '.join(command['omitted'])})"
     rows = [
         ("run", plan.run),
         ("command", f"{command['text']}{omitted}"),
-        ("cluster", f"{cluster.instances} {where}, {ranks}"),
+        ("cluster", _cluster(plan)),
         (
             "distribution",
             f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}",
@@ -52,18 +48,7 @@ def print_plan(plan: Plan) -> None:
     ]
     if devices := plan.config.cuda_on_cpu:
         rows.append(("CUDA", f"stand-in on the CPU: {devices} devices per instance"))
-    if plan.length.steps is not None or plan.length.epochs is not None:
-        rows.append(("length", _length(plan.length)))
-    train = plan.config.train
-    if train is not None and not train.parallel.is_plain:
-        rows.append(("parallel", _parallel(train.parallel, cluster.world_size)))
-    if plan.batch is not None:
-        shares = "data ranks" if train is not None and train.parallel.group_size > 1 else "ranks"
-        number = plan.batch.global_ // (plan.batch.per_rank * plan.batch.accumulate)
-        per_step = (
-            f"{plan.batch.per_rank} per rank x {plan.batch.accumulate} x {number or '?'} {shares}"
-        )
-        rows.append(("global batch", f"{plan.batch.global_ or '?'} samples ({per_step})"))
+    rows += _training_rows(plan)
     if plan.queue is not None:
         rows.append(("queue", _queue(plan.queue)))
     rows += _setting_rows(plan)
@@ -80,25 +65,54 @@ def print_plan(plan: Plan) -> None:
         ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
     ]
     if plan.max_wait_seconds is not None:
-        rows.append(
-            (
-                "spot",
-                f"stopped after {format_duration(plan.max_wait_seconds)} of waiting and training",
-            )
-        )
+        longest = format_duration(plan.max_wait_seconds)
+        rows.append(("spot", f"stopped after {longest} of waiting and training"))
     if plan.sender is not None:
         rows.append(("sent by", _SENDERS[plan.sender]))
     if plan.uses_account:
         rows.append(("cost", _cost(plan)))
-        rows += (
-            [("not covered", "; ".join(plan.cost.not_covered))]
-            if plan.cost.ceiling_usd is not None
-            else []
-        )
+    if plan.uses_account and plan.cost.ceiling_usd is not None:
+        rows.append(("not covered", "; ".join(plan.cost.not_covered)))
     rows += _rehearsal_rows(plan)
     print_columns(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
+
+
+def _cluster(plan: Plan) -> str:
+    cluster = plan.cluster
+    if plan.uses_account:
+        where = f"x {cluster.instance_type}"
+    elif cluster.instances == 1:
+        where = "instance on this machine"
+    else:
+        where = "instances on this machine"
+    each = cluster.processes_per_instance
+    ranks = "rank" if each == 1 else "ranks"
+    world_size = cluster.world_size or "?"
+    return f"{cluster.instances} {where}, {each or '?'} {ranks} each, world size {world_size}"
+
+
+def _training_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the rows about the length of the training, its parallel layout and its batch, where they are known."""
+    rows = []
+    if plan.length.steps is not None or plan.length.epochs is not None:
+        rows.append(("length", _length(plan.length)))
+    train = plan.config.train
+    if train is not None and not train.parallel.is_plain:
+        rows.append(("parallel", _parallel(train.parallel, plan.cluster.world_size)))
+    if plan.batch is not None:
+        rows.append(("global batch", _global_batch(plan.batch, train)))
+    return rows
+
+
+def _global_batch(batch: BatchPlan, train: TrainConfig | None) -> str:
+    shares = "ranks"
+    if train is not None and train.parallel.group_size > 1:
+        shares = "data ranks"
+    number = batch.global_ // (batch.per_rank * batch.accumulate)
+    per_step = f"{batch.per_rank} per rank x {batch.accumulate} x {number or '?'} {shares}"
+    return f"{batch.global_ or '?'} samples ({per_step})"
 
 
 def _code(plan: Plan) -> str:
@@ -108,7 +122,9 @@ def _code(plan: Plan) -> str:
     code = plan.job_document.get("code", {})
     folders = (code.get("directory", "."), *code.get("include", ()))
     elsewhere = [each for each in folders if os.path.normpath(each).startswith(("..", os.sep))]
-    return f"{text}, from {', '.join(elsewhere)}" if elsewhere else text
+    if not elsewhere:
+        return text
+    return f"{text}, from {', '.join(elsewhere)}"
 
 
 def print_warnings(plan: Plan) -> None:
@@ -123,7 +139,9 @@ def _rehearsal_rows(plan: Plan) -> list[tuple[str, str]]:
 
     if plan.rehearsal is not None:
         return [("rehearsal", plan.rehearsal["text"])]
-    return [("rehearsal", "none for this code and request")] if is_worth_rehearsing(plan) else []
+    if not is_worth_rehearsing(plan):
+        return []
+    return [("rehearsal", "none for this code and request")]
 
 
 def _setting_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -142,13 +160,15 @@ def _setting_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def _queue(queue: Mapping[str, Any]) -> str:
     words = [str(queue["jobQueue"])]
-    words += [f"priority {queue['schedulingPriority']}"] if "schedulingPriority" in queue else []
-    words += [f"share {queue['shareIdentifier']}"] if "shareIdentifier" in queue else []
-    words += [f"quota share {queue['quotaShareName']}"] if "quotaShareName" in queue else []
+    if "schedulingPriority" in queue:
+        words.append(f"priority {queue['schedulingPriority']}")
+    if "shareIdentifier" in queue:
+        words.append(f"share {queue['shareIdentifier']}")
+    if "quotaShareName" in queue:
+        words.append(f"quota share {queue['quotaShareName']}")
     preemptions = queue.get("preemptionConfiguration", {}).get("preemptionRetriesBeforeTermination")
-    words += (
-        [f"continues after {count(preemptions, 'preemption')}"] if preemptions is not None else []
-    )
+    if preemptions is not None:
+        words.append(f"continues after {count(preemptions, 'preemption')}")
     return f"{', '.join(words)} (AWS Batch creates the training job when its turn comes)"
 
 
@@ -164,12 +184,8 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     commit = f"commit {source.commit[:12]}" if source.commit else "no commit yet"
     branch = f" on {source.branch}" if source.branch else ""
-    return [
-        (
-            "source",
-            f"{commit}{branch}{', with changes that are not committed' if source.dirty else ''}",
-        )
-    ]
+    changes = ", with changes that are not committed" if source.dirty else ""
+    return [("source", f"{commit}{branch}{changes}")]
 
 
 def _data_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -179,9 +195,12 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
     from cloudtrain_runtime.contract.file_uri import path_of
 
     uploads = {upload.uri: Path(upload.path) for upload in plan.uploads}
-    rows, files, size = [], plan.bundle.files, plan.bundle.bytes
+    rows = []
+    files = plan.bundle.files
+    size = plan.bundle.bytes
     for channel in plan.request["InputDataConfig"]:
-        name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
+        name = channel["ChannelName"]
+        source = channel["DataSource"].get("S3DataSource")
         if name in (CODE_CHANNEL, CONFIG_CHANNEL):
             continue
         if source is None:
@@ -190,25 +209,18 @@ def _data_rows(plan: Plan) -> list[tuple[str, str]]:
         uri = source["S3Uri"]
         path = uploads.get(uri) or (path_of(uri) if uri.startswith("file:") else None)
         words = [f"{name} from {path or uri}", channel.get("InputMode", "File")]
-        words += (
-            ["sharded over the instances"]
-            if source["S3DataDistributionType"] == "ShardedByS3Key"
-            else []
-        )
+        if source["S3DataDistributionType"] == "ShardedByS3Key":
+            words.append("sharded over the instances")
         if path is not None:
             sizes = [each.path.stat().st_size for each in data_files(path)]
             words.append(f"{count(len(sizes), 'file')}, {format_size(sum(sizes))}")
-            files, size = (
-                (files + len(sizes), size + sum(sizes)) if uri in uploads else (files, size)
-            )
+            if uri in uploads:
+                files += len(sizes)
+                size += sum(sizes)
         rows.append(("data", ", ".join(words)))
     if uploads:
-        rows.append(
-            (
-                "upload",
-                f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again",
-            )
-        )
+        text = f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again"
+        rows.append(("upload", text))
     return rows
 
 
@@ -218,7 +230,8 @@ def _mounted(source: Mapping[str, Any]) -> str:
     if mount is None:
         return ", ".join(source)
     words = [mount["FileSystemType"], mount["FileSystemId"], mount["DirectoryPath"]]
-    return f"{' '.join(words)}, mounted {'read-only' if mount['FileSystemAccessMode'] == 'ro' else 'writable'}"
+    mode = "read-only" if mount["FileSystemAccessMode"] == "ro" else "writable"
+    return f"{' '.join(words)}, mounted {mode}"
 
 
 def _output_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -226,7 +239,8 @@ def _output_rows(plan: Plan) -> list[tuple[str, str]]:
     rows = []
     output = plan.request.get("OutputDataConfig", {})
     if plan.job_document.get("output") and plan.uses_account:
-        form = "as files" if output.get("CompressionType") == "NONE" else "as model.tar.gz"
+        is_archive = output.get("CompressionType") != "NONE"
+        form = "as model.tar.gz" if is_archive else "as files"
         rows.append(("model", f"{output.get('S3OutputPath')}, {form}"))
     if (reserved := plan.request.get("ResourceConfig", {}).get("TrainingPlanArn")) is not None:
         rows.append(("training plan", reserved.rpartition("/")[2]))
@@ -250,10 +264,13 @@ def _parallel(parallel: ParallelConfig, world_size: int) -> str:
     """Return the parallelism, such as `pipeline 2 (1f1b) x fsdp 4 x tensor 2`."""
     data = world_size // parallel.group_size or "?"
     shards = f" in shards of {parallel.shard}" if parallel.shard else ""
-    parts = [f"pipeline {parallel.pipeline} ({parallel.schedule})"] if parallel.pipeline > 1 else []
     offload = " in host memory" if parallel.offload else ""
+    parts = []
+    if parallel.pipeline > 1:
+        parts.append(f"pipeline {parallel.pipeline} ({parallel.schedule})")
     parts.append(f"{parallel.data} {data}{shards}{offload}")
-    parts += [f"tensor {parallel.tensor}"] if parallel.tensor > 1 else []
+    if parallel.tensor > 1:
+        parts.append(f"tensor {parallel.tensor}")
     return " x ".join(parts)
 
 
@@ -279,16 +296,18 @@ def _cost(plan: Plan) -> str:
         return "unknown"
     if cost.usd_per_hour == 0:
         return "paid in advance by the training plan"
-    on_demand = " on demand; spot is cheaper" if plan.max_wait_seconds is not None else ""
-    age = (
-        (plan.created.date() - date.fromisoformat(cost.price_as_of)).days if cost.price_as_of else 0
-    )
+    on_demand = ""
+    if plan.max_wait_seconds is not None:
+        on_demand = " on demand; spot is cheaper"
+    age = 0
+    if cost.price_as_of:
+        age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days
     dated = f"prices of {cost.price_as_of}, {age} days old"
-    warm = (
-        f", {format_usd(cost.warm_pool_usd)} of it for the warm pool" if cost.warm_pool_usd else ""
-    )
-    ceiling = f", ceiling {format_usd(cost.ceiling_usd)}" if cost.ceiling_usd is not None else ""
-    estimate = f"estimate {format_usd(cost.max_usd)} at its time limit{warm}{ceiling}"
+    estimate = f"estimate {format_usd(cost.max_usd)} at its time limit"
+    if cost.warm_pool_usd:
+        estimate += f", {format_usd(cost.warm_pool_usd)} of it for the warm pool"
+    if cost.ceiling_usd is not None:
+        estimate += f", ceiling {format_usd(cost.ceiling_usd)}"
     return f"{format_usd(cost.usd_per_hour)} per hour{on_demand}, {estimate} ({dated})"
 
 
@@ -297,7 +316,9 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
     from cloudtrain.bundle import printable_name
 
     rows = [(entry.size, printable_name(entry.name), entry.why) for entry in contents.entries]
-    for size, name, why in rows if show_all or len(rows) <= _MAX_LINES else _by_folder(rows):
+    if not show_all and len(rows) > _MAX_LINES:
+        rows = _by_folder(rows)
+    for size, name, why in rows:
         print(f"{format_size(size):>10}  {name}  ({why})")
     info = contents.info
     print(f"{format_size(info.bytes):>10}  in {info.files} files, sha256 {info.digest}")
@@ -305,9 +326,8 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
         print("excluded:")
         lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
         for left_bytes, name, reason in lines if show_all else lines[:_MAX_LINES]:
-            print(
-                f"{'' if left_bytes is None else format_size(left_bytes):>10}  {name}  ({reason})"
-            )
+            left_size = "" if left_bytes is None else format_size(left_bytes)
+            print(f"{left_size:>10}  {name}  ({reason})")
         if not show_all and len(lines) > _MAX_LINES:
             print(f"{'':>10}  and {len(lines) - _MAX_LINES} more, named with --all")
         if any(left.is_by_default for left in contents.left_out):
@@ -395,5 +415,6 @@ class ConsoleObserver(Observer):
 
     def on_wait(self, reason: str, seconds: float) -> None:
         """Print why and when the submit is retried."""
-        first_line, pause = reason.strip().splitlines()[0], format_duration(max(1, round(seconds)))
+        first_line = reason.strip().splitlines()[0]
+        pause = format_duration(max(1, round(seconds)))
         print_message(f"no capacity yet: {first_line}; retry in {pause}")

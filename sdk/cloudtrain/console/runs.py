@@ -95,30 +95,26 @@ def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str
         ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
         rows.append(("started", f"{status.started:%Y-%m-%d %H:%M:%S %Z}{ended}"))
     if status.world_size is not None:
-        rows.append(
-            (
-                "world size",
-                f"{status.world_size}" + (f" ({progress.device})" if progress.device else ""),
-            )
-        )
+        device = f" ({progress.device})" if progress.device else ""
+        rows.append(("world size", f"{status.world_size}{device}"))
     rows += host_rows(status)
-    rows += [
-        row for row in (progress_row(status, moment), limit_row(status, moment)) if row is not None
-    ]
+    timed = (progress_row(status, moment), limit_row(status, moment))
+    rows += [row for row in timed if row is not None]
     if progress.first_step:
         rows.append(("resumed", f"from step {progress.first_step:,}"))
-    shown = {
-        **plain_metrics(progress.metrics),
-        **{name: progress.metrics[name] for name in _STATUS_METRICS if name in progress.metrics},
-    }
+    more = {name: progress.metrics[name] for name in _STATUS_METRICS if name in progress.metrics}
+    shown = {**plain_metrics(progress.metrics), **more}
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
-    rows += [
-        ("" if name == "checkpoint" else name, place) for name, place in location_rows(status)[1:]
-    ]
+    for name, place in location_rows(status)[1:]:
+        # The row of the checkpoint, just above, has the label already.
+        label = "" if name == "checkpoint" else name
+        rows.append((label, place))
     spent = spent_row(status, moment, status_time=moment)
-    return [*rows, *([] if spent is None else [spent]), *pool_rows(status)]
+    if spent is not None:
+        rows.append(spent)
+    return [*rows, *pool_rows(status)]
 
 
 _STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
@@ -128,12 +124,11 @@ _STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
 def location_rows(status: Status) -> list[tuple[str, str]]:
     """Return the run's reference and the locations of its checkpoint and outputs."""
     checkpoint = status.progress.checkpoint
-    newest = [] if checkpoint is None else [("checkpoint", checkpoint.uri)]
-    return [
-        ("run", status.reference),
-        *newest,
-        *((name, str(place)) for name, place in status.artifacts.items()),
-    ]
+    rows = [("run", status.reference)]
+    if checkpoint is not None:
+        rows.append(("checkpoint", checkpoint.uri))
+    rows += [(name, str(place)) for name, place in status.artifacts.items()]
+    return rows
 
 
 def print_detached(run: Run, verb: str) -> int:
@@ -148,7 +143,10 @@ def print_detached(run: Run, verb: str) -> int:
 
 def explanation_lines(found: Explanation, reference: str) -> list[str]:
     """Return why a run has failed, and what to do, as lines."""
-    rows = [("state", f"{found.state}: {found.message}" if found.message else str(found.state))]
+    state = str(found.state)
+    if found.message:
+        state = f"{found.state}: {found.message}"
+    rows = [("state", state)]
     if found.failure is not None:
         rows.append(("why", found.failure.words))
     if found.where:
@@ -156,13 +154,8 @@ def explanation_lines(found: Explanation, reference: str) -> list[str]:
     rows += [("" if index else "traceback", line) for index, line in enumerate(found.traceback)]
     rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
     if len(found.ranks) > 1 and not found.is_of_all_ranks:
-        rows.append(
-            (
-                "reported by",
-                f"ranks {_spans(found.ranks)}"
-                + (f" on {', '.join(found.hosts)}" if found.hosts else ""),
-            )
-        )
+        hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
+        rows.append(("reported by", f"ranks {_spans(found.ranks)}{hosts}"))
     if found.action:
         rows.append(("action", found.action))
     if found.failure is not None:
@@ -208,19 +201,22 @@ def format_log_line(line: LogLine) -> str | None:
     from cloudtrain_runtime.contract import parse_event
 
     event = parse_event(line.text)
-    describe = _EVENTS.get(event["event"]) if event is not None else None
-    if event is None or describe is None:
+    if event is None:
+        return visible_part(line.text)
+    describe = _EVENTS.get(event["event"])
+    if describe is None:
         return visible_part(line.text)
     try:
         return describe(event)
     except (KeyError, TypeError, ValueError):
-        return visible_part(
-            line.text
-        )  # fields are missing: an event of another version, or of a script
+        # Fields are missing: an event of another version, or of a script.
+        return visible_part(line.text)
 
 
 def _started(event: Mapping[str, Any]) -> str:
-    resumed = f", resumed from step {event['step']}" if event.get("resumed_from") else ""
+    resumed = ""
+    if event.get("resumed_from"):
+        resumed = f", resumed from step {event['step']}"
     return (
         f"training {event['parameters']:,} parameters on {event['world_size']} ranks "
         f"({event['device']}, {event['backend']}), {event['total_steps']} steps{resumed}"
@@ -228,23 +224,26 @@ def _started(event: Mapping[str, Any]) -> str:
 
 
 def _step(event: Mapping[str, Any]) -> str:
-    if "epoch" not in event:  # of a script, by `report` or a pattern
-        total = f"/{event['total_steps']}" if event.get("total_steps") else ""
-        loss = {} if event.get("loss") is None else {"loss": event["loss"]}
-        values = {**loss, **(event.get("metrics") or {})}
-        return "  ".join(
-            [
-                f"step {event['step']}{total}",
-                *(f"{name} {_number(values[name])}" for name in values),
-            ]
-        )
+    if "epoch" not in event:
+        return _step_of_script(event)
+    wait = event.get("data_wait") or 0
+    slow = ""
     # The first step always waits for the loader's workers to start.
-    wait = (event.get("data_wait") or 0) if event["step"] > 1 else 0
-    slow = f"  {wait:.0%} of the step waits for data" if wait > HIGH_DATA_WAIT else ""
+    if event["step"] > 1 and wait > HIGH_DATA_WAIT:
+        slow = f"  {wait:.0%} of the step waits for data"
     return (
         f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
         f"{event['samples_per_second'] or 0:,.0f} samples/s{slow}"
     )
+
+
+def _step_of_script(event: Mapping[str, Any]) -> str:
+    """Return a step that `report` or a pattern has found: its metrics have any names."""
+    total = f"/{event['total_steps']}" if event.get("total_steps") else ""
+    loss = {} if event.get("loss") is None else {"loss": event["loss"]}
+    values = {**loss, **(event.get("metrics") or {})}
+    words = [f"{name} {_number(value)}" for name, value in values.items()]
+    return "  ".join([f"step {event['step']}{total}", *words])
 
 
 def _evaluation(event: Mapping[str, Any]) -> str:
@@ -268,7 +267,9 @@ def _straggler(event: Mapping[str, Any]) -> str:
 
 
 def _bandwidth(event: Mapping[str, Any]) -> str:
-    rated = f", the network is rated {event['rated_gbps']:,.0f}" if event.get("rated_gbps") else ""
+    rated = ""
+    if event.get("rated_gbps"):
+        rated = f", the network is rated {event['rated_gbps']:,.0f}"
     return f"{event['world_size']} ranks exchange data at {event['gbps']:,.1f} Gbit/s{rated}"
 
 
@@ -296,11 +297,16 @@ def _failed(event: Mapping[str, Any]) -> str:
 
 def _ranks(event: Mapping[str, Any]) -> str:
     words = []
-    if event["ranks"]:  # the ranks of a command record nothing
+    # The ranks of a command record nothing.
+    if event["ranks"]:
         words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
-    words += ["no data has moved in the group"] if event.get("unused") else []
-    words += [] if event["saved"] else ["no new file in /opt/ml/checkpoints"]
-    words += ["no rank has reported progress"] if event.get("progressed") is False else []
+    if event.get("unused"):
+        words.append("no data has moved in the group")
+    if not event["saved"]:
+        words.append("no new file in /opt/ml/checkpoints")
+    # The field is missing where nothing measures progress.
+    if event.get("progressed") is False:
+        words.append("no rank has reported progress")
     return ", ".join(words)
 
 
@@ -371,20 +377,20 @@ _COLOURS: Mapping[str, str] = {
 
 def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
     """Print runs in columns; empty columns are left out. On a terminal, columns are left out and texts cut to fit."""
-    import shutil  # its import takes 5 ms
+    # Its import takes 5 ms.
+    import shutil
 
     if not runs:
-        print(
-            "no run matches"
-            if is_filtered
-            else "no runs here yet; start one with: cloudtrain submit JOB --local"
-        )
+        if is_filtered:
+            print("no run matches")
+        else:
+            print("no runs here yet; start one with: cloudtrain submit JOB --local")
         return
     now = datetime.now(UTC)
     rows = [_HEADER, *(_row(status, now) for status in runs)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    shown = rows if width is None else fit_columns(rows, width, _LEFT_OUT_FIRST)
-    print_columns(shown, skip_empty=True, colours=_COLOURS)
+    if sys.stdout.isatty():
+        rows = fit_columns(rows, shutil.get_terminal_size().columns, _LEFT_OUT_FIRST)
+    print_columns(rows, skip_empty=True, colours=_COLOURS)
 
 
 def fit_columns(
@@ -419,33 +425,46 @@ def _room(columns: Sequence[Sequence[str]], width: int) -> int:
 
 
 def _row(status: Status, now: datetime) -> tuple[str, ...]:
-    count, name = status.instances, status.instance_type
-    # A kept warm pool costs money after the run has ended.
-    pool = (
-        "warm pool kept" if status.warm_pool is not None and status.warm_pool.is_available else ""
-    )
+    submitted = ""
+    if status.created:
+        submitted = f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}"
     metrics = status.progress.metrics
-    metric = main_metric(metrics)
+    name = main_metric(metrics)
+    metric = ""
+    if name is not None:
+        metric = as_one_line(f"{name} {describe_metric(metrics[name])}")
+    words = [_summary(status)]
+    # A kept warm pool costs money after the run has ended.
+    if status.warm_pool is not None and status.warm_pool.is_available:
+        words.append("warm pool kept")
     return (
         status.reference,
         str(status.state),
-        f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}" if status.created else "",
+        submitted,
         _duration(status, now),
-        (f"{count} x {name}" if count else name) if name else "",
-        "" if metric is None else as_one_line(f"{metric} {describe_metric(metrics[metric])}"),
-        as_one_line("; ".join(filter(None, (_summary(status), pool)))),
+        _machines(status),
+        metric,
+        as_one_line("; ".join(filter(None, words))),
     )
+
+
+def _machines(status: Status) -> str:
+    if not status.instance_type:
+        return ""
+    if not status.instances:
+        return status.instance_type
+    return f"{status.instances} x {status.instance_type}"
 
 
 def _duration(status: Status, now: datetime) -> str:
     """Return the run's duration so far: from its start, else from its submit."""
     started = status.started or status.created
-    ended = status.ended or (None if status.state.is_final else now)
-    return (
-        ""
-        if started is None or ended is None
-        else format_duration((ended - started).total_seconds())
-    )
+    ended = status.ended
+    if ended is None and not status.state.is_final:
+        ended = now
+    if started is None or ended is None:
+        return ""
+    return format_duration((ended - started).total_seconds())
 
 
 def _summary(status: Status) -> str:
@@ -489,7 +508,8 @@ def print_logs(
     if is_empty:
         if only.host is not None and not follow:
             _require_host(run, only.host)
-        print_message("the log is empty" if only == ALL_LINES else "no line of the log matches")
+        is_filtered = only != ALL_LINES
+        print_message("no line of the log matches" if is_filtered else "the log is empty")
     return EXIT_DONE
 
 
@@ -502,7 +522,9 @@ def _require_host(run: Run, host: str) -> None:
 def _print_raw(host: str, line: LogLine, *, flush: bool) -> None:
     """Print a line byte for byte as it was written."""
     out = unfiltered(sys.stdout)
-    content = line.raw if line.raw is not None else line.text.encode("utf-8", "surrogatepass")
+    content = line.raw
+    if content is None:
+        content = line.text.encode("utf-8", "surrogatepass")
     out.flush()
     out.buffer.write(host.encode() + b"  " + content + b"\n")
     if flush:
@@ -514,12 +536,14 @@ def print_logs_json(run: Run, lines: Iterable[LogLine], *, follow: bool) -> int:
 
     The object is always complete: an error becomes its last key.
     """
-    exit_code, closing = EXIT_DONE, "]"
+    exit_code = EXIT_DONE
+    closing = "]"
     print(f'{{\n  "run": {dump_json(run.id)},\n  "lines": [', end="")
     try:
         for index, line in enumerate(lines):
             content = {"host": line.host, "text": line.text, "time": line.time}
-            print(f"{',' if index else ''}\n    {dump_json(content)}", end="", flush=follow)
+            comma = "," if index else ""
+            print(f"{comma}\n    {dump_json(content)}", end="", flush=follow)
             closing = "\n  ]"
     except KeyboardInterrupt:
         exit_code = EXIT_INTERRUPTED
@@ -537,8 +561,7 @@ def host_prefixes() -> Callable[[str], str]:
     known: dict[str, str] = {}
 
     def prefix(host: str) -> str:
-        return coloured(
-            host, known.setdefault(host, _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)])
-        )
+        next_colour = _ANSI_COLOURS[len(known) % len(_ANSI_COLOURS)]
+        return coloured(host, known.setdefault(host, next_colour))
 
     return prefix

@@ -43,12 +43,12 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
     reason = shown_reason(status)
     if status.waiting is not None:
         yield "waiting", reason
-        until, types = status.waiting.until, " or ".join(status.waiting.types)
-        end = (
-            f", gives up in {format_duration(until.timestamp() - now)} ({status.waiting.limit})"
-            if until
-            else ""
-        )
+        until = status.waiting.until
+        types = " or ".join(status.waiting.types)
+        end = ""
+        if until:
+            left = format_duration(until.timestamp() - now)
+            end = f", gives up in {left} ({status.waiting.limit})"
         yield "for", f"{status.waiting.instances} x {types}{end}"
     elif reason and status.exit_code != EXIT_DONE:
         yield "reason" if status.is_ending else "now", reason
@@ -56,31 +56,31 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
 
 def progress_row(status: Status, now: float) -> Row | None:
     """Return the completed steps and the time left, or None while they are unknown."""
-    done, left = describe_progress(status, now), status.seconds_left(now)
+    done = describe_progress(status, now)
+    left = status.seconds_left(now)
     if not done:
         return None
     if not left or left > YEAR_SECONDS:
         return "progress", done
     moment = datetime.fromtimestamp(now + left, tz=UTC)
-    until = f"{moment:%H:%M}" if left < _DAY_SECONDS else f"{moment:%Y-%m-%d %H:%M}"
-    return "progress", f"{done} (until {until} UTC)"
+    if left < _DAY_SECONDS:
+        return "progress", f"{done} (until {moment:%H:%M} UTC)"
+    return "progress", f"{done} (until {moment:%Y-%m-%d %H:%M} UTC)"
 
 
 def limit_row(status: Status, now: float) -> Row | None:
     """Return when the run's time limit ends it, if that is soon or before training completes; else None."""
     if status.ends_by is None:
         return None
-    until, left = status.ends_by.timestamp() - now, status.seconds_left(now)
-    if left is not None and left > until:
-        return (
-            "limit",
-            f"time limit in {format_duration(until)}, {format_duration(left - until)} before training completes",
-        )
-    return (
-        ("limit", f"time limit in {format_duration(until)}")
-        if left is None and until < _SOON_SECONDS
-        else None
-    )
+    until = status.ends_by.timestamp() - now
+    left = status.seconds_left(now)
+    text = f"time limit in {format_duration(until)}"
+    if left is None:
+        # It is not known whether training completes before: the limit is shown when it is near.
+        return ("limit", text) if until < _SOON_SECONDS else None
+    if left > until:
+        return "limit", f"{text}, {format_duration(left - until)} before training completes"
+    return None
 
 
 def metrics_row(status: Status) -> Row | None:
@@ -108,12 +108,16 @@ def step_row(status: Status) -> Row | None:
 def device_row(status: Status) -> Row | None:
     """Return tokens per second, utilisation and peak memory of a rank, or None while they are unknown."""
     metrics = status.progress.metrics
-    tokens, mfu, memory = (
-        metrics.get(f"train/{name}") for name in ("tokens_per_second", "mfu", "memory_bytes")
-    )
-    parts = [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
-    parts += [] if mfu is None else [f"MFU {mfu:.1%}"]
-    parts += [] if memory is None else [f"{format_size(memory)} of memory per rank at most"]
+    tokens = metrics.get("train/tokens_per_second")
+    mfu = metrics.get("train/mfu")
+    memory = metrics.get("train/memory_bytes")
+    parts = []
+    if tokens is not None:
+        parts.append(f"{tokens:,.0f} tokens/s")
+    if mfu is not None:
+        parts.append(f"MFU {mfu:.1%}")
+    if memory is not None:
+        parts.append(f"{format_size(memory)} of memory per rank at most")
     return ("device", ", ".join(parts)) if parts else None
 
 
@@ -142,17 +146,22 @@ def describe_surroundings(event: Mapping[str, Any]) -> str:
 
 def describe_devices(event: Mapping[str, Any]) -> str:
     """Return the devices and versions in an event `surroundings`, which hosts of one type share."""
-    gpus, efa = Counter(event.get("gpus", ())), event.get("efa", ())
-    packages, driver = event.get("packages", {}), event.get("driver")
+    gpus = Counter(event.get("gpus", ()))
+    efa = event.get("efa", ())
+    packages = event.get("packages", {})
+    driver = event.get("driver")
     parts = [f"{count} x {name}" for name, count in gpus.items()] or ["no GPU"]
     if driver is not None:
         compat = f" with {event['cuda_compat']}" if event.get("cuda_compat") else ""
         parts.append(f"driver {driver}{compat}")
-    parts += [f"CUDA {event['cuda']}"] if event.get("cuda") else []
+    if event.get("cuda"):
+        parts.append(f"CUDA {event['cuda']}")
     if efa:
         parts.append(f"{len(efa)} EFA ({event.get('efa_provider') or 'no provider'})")
-    parts += [f"torch {packages['torch']}"] if "torch" in packages else []
-    parts += [f"Python {event['python']}"] if "python" in event else []
+    if "torch" in packages:
+        parts.append(f"torch {packages['torch']}")
+    if "python" in event:
+        parts.append(f"Python {event['python']}")
     return ", ".join(parts)
 
 
@@ -164,7 +173,8 @@ def warning_rows(status: Status) -> list[Row]:
 
 def checkpoint_row(status: Status, now: float) -> Row | None:
     """Return the last complete checkpoint, its age and the cost of the work since then, or None."""
-    checkpoint, risk = describe_checkpoint(status, now), status.usd_at_risk(now)
+    checkpoint = describe_checkpoint(status, now)
+    risk = status.usd_at_risk(now)
     at_risk = f", {format_usd(risk)} at risk" if risk else ""
     if not checkpoint and not at_risk:
         return None
@@ -179,23 +189,22 @@ def alarm_rows(status: Status, now: float) -> list[Row]:
 def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     """Return the cost of the run so far, with that since `status_time`, and of what; None where it costs nothing."""
     cost = status.cost_by(now, read_at=status_time)
-    text, is_live = describe_cost(status, cost), not status.state.is_final
+    text = describe_cost(status, cost)
+    is_live = not status.state.is_final
     if not text:
         return None
     parts = [text]
     if status.instance_type:
-        parts.append(
-            f"{status.instances or 1} x {status.instance_type}"
-            + (" spot" if status.is_spot else "")
-        )
+        spot = " spot" if status.is_spot else ""
+        parts.append(f"{status.instances or 1} x {status.instance_type}{spot}")
     if cost is None:
         return "spent", ", ".join(reversed(parts))
     if not is_live:
         parts.append(f"{format_duration(status.billable_seconds)} billed")
     elif status.usd_per_hour is not None:
-        parts.append(
-            f"{format_usd(status.usd_per_hour)} per hour" + (" on demand" if status.is_spot else "")
-        )
+        # The known price is that of instances on demand.
+        on_demand = " on demand" if status.is_spot else ""
+        parts.append(f"{format_usd(status.usd_per_hour)} per hour{on_demand}")
     return "spent", ", ".join(parts)
 
 
@@ -209,27 +218,25 @@ def pool_rows(status: Status) -> list[Row]:
     kept = format_duration(pool.kept_seconds)
     paid = f"{kept}, {format_usd(pool.usd)}" if pool.usd is not None else kept
     if pool.is_available:
-        until = f" until {clock_time(pool.until)}" if pool.until is not None else ""
-        price = (
-            f" at {format_usd(status.usd_per_hour)} per hour"
-            if status.usd_per_hour is not None
-            else ""
-        )
-        text = f"kept{until}{price} ({paid} so far)"
+        text = "kept"
+        if pool.until is not None:
+            text += f" until {clock_time(pool.until)}"
+        if status.usd_per_hour is not None:
+            text += f" at {format_usd(status.usd_per_hour)} per hour"
         return [
-            ("warm pool", text),
+            ("warm pool", f"{text} ({paid} so far)"),
             ("", f"end it: {command_name()} stop {status.reference} --pool"),
         ]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]
     if pool.status == "InUse":
-        after = (
-            f"kept for {format_duration(pool.keep_alive_seconds)} after the end"
-            if pool.keep_alive_seconds
-            else ""
-        )
-        return [("warm pool", after or "in use, and not kept after the end")]
-    return [("warm pool", f"ended after {paid}" if pool.kept_seconds else "ended, or was not kept")]
+        text = "in use, and not kept after the end"
+        if pool.keep_alive_seconds:
+            text = f"kept for {format_duration(pool.keep_alive_seconds)} after the end"
+        return [("warm pool", text)]
+    if not pool.kept_seconds:
+        return [("warm pool", "ended, or was not kept")]
+    return [("warm pool", f"ended after {paid}")]
 
 
 def as_one_line(text: str) -> str:
@@ -249,8 +256,12 @@ def describe_phases(status: Status, now: float) -> str:
         ended = now if status.ended is None else status.ended.timestamp()
         return f"for {format_duration(ended - status.started.timestamp())}"
     spans = _merged(status.phases, now)
-    first, shown = spans[:-_PHASES], spans[-_PHASES:]
-    words = [f"{format_duration(sum(seconds for _, seconds in first))} before"] if first else []
+    first = spans[:-_PHASES]
+    shown = spans[-_PHASES:]
+    words = []
+    if first:
+        summed = sum(seconds for _, seconds in first)
+        words.append(f"{format_duration(summed)} before")
     words += [
         f"{name} {format_duration(seconds)}" if _is_visible(seconds) else name
         for name, seconds in shown
@@ -260,16 +271,12 @@ def describe_phases(status: Status, now: float) -> str:
 
 def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
     """Return names and seconds of phases; consecutive phases of the same name are merged."""
-    spans = [
-        (
-            phase.name,
-            (now if phase.ended is None else phase.ended.timestamp()) - phase.started.timestamp(),
-        )
-        for phase in phases
-        if phase.ended is None
-        or phase.name in _BREAKS
-        or _is_visible((phase.ended - phase.started).total_seconds())
-    ]
+    spans = []
+    for phase in phases:
+        ended = now if phase.ended is None else phase.ended.timestamp()
+        seconds = ended - phase.started.timestamp()
+        if phase.ended is None or phase.name in _BREAKS or _is_visible(seconds):
+            spans.append((phase.name, seconds))
     groups = itertools.groupby(spans, key=lambda span: span[0])
     return [(name, sum(seconds for _, seconds in group)) for name, group in groups]
 

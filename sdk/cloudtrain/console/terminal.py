@@ -14,15 +14,22 @@ from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
 _SEQUENCE = re.compile(
-    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # OSC: titles, links, the clipboard
-    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]*(?:\x1b\\|\x9c)"  # DCS, SOS, PM, APC
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: the cursor, the screen, colours
-    r"|\x1b[ -/]*[0-~]?"  # other escapes, and unterminated ones
-    r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"  # control characters except tab and newline
+    # OSC: titles, links, the clipboard.
+    r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
+    # DCS, SOS, PM, APC.
+    r"|(?:\x1b[PX^_]|[\x90\x98\x9e\x9f])[^\x1b\x9c\n]*(?:\x1b\\|\x9c)"
+    # CSI: the cursor, the screen, colours.
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    # Other escapes, and unterminated ones.
+    r"|\x1b[ -/]*[0-~]?"
+    # Control characters except tab and newline.
+    r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"
 )
 _HIDDEN = re.compile(
-    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"  # they change the order of what follows
-    "|[\u00ad\u200b\u2060-\u2064\ufeff]"  # invisible
+    # Marks that change the order of what follows.
+    "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+    # Invisible ones.
+    "|[\u00ad\u200b\u2060-\u2064\ufeff]"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
