@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
     # Held until this process ends. If another process can take the lock, the run has no supervisor.
     lock = (folder.root / LOCK_FILE).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    lock.write(str(os.getpid()))  # `stop` reads it if state.json is damaged
+    # `stop` reads it if state.json is damaged.
+    lock.write(str(os.getpid()))
     lock.flush()
     adopt_orphans()
     recorder = _Recorder(folder.root)

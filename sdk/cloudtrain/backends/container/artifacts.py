@@ -93,7 +93,9 @@ def _attempt(
 def _reason(error: OSError) -> str:
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         return "; ".join(str(each[-1]) for each in error.args[0][:3])
-    return f"{error.strerror or error} ({error.filename})" if error.filename else str(error)
+    if not error.filename:
+        return str(error)
+    return f"{error.strerror or error} ({error.filename})"
 
 
 def describe_unstored(state: State, problems: Collection[str], run: str) -> str:

@@ -47,7 +47,9 @@ def read_summary(events: Path) -> EventSummary:
         summary = _adapter().validate_json(read_regular(events.with_name(SUMMARY_FILE)))
     except (OSError, ValidationError):
         return EventSummary(0, Progress())
-    return summary if summary.version == _VERSION else EventSummary(0, Progress())
+    if summary.version != _VERSION:
+        return EventSummary(0, Progress())
+    return summary
 
 
 @functools.cache
@@ -105,7 +107,8 @@ class EventTail:
         try:
             self._progress = fold_events(new, self._progress)
         except Exception:  # noqa: BLE001 (a line that a program prints must not end its training)
-            self._covers_all = False  # readers of the file fold all events themselves
+            # Readers of the file fold all events themselves.
+            self._covers_all = False
 
     @property
     def progress(self) -> Progress:

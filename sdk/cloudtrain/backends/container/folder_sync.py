@@ -41,7 +41,8 @@ class FolderSync:
         Raises:
             OSError: A file cannot be copied. Files of other folders are copied, unless the disk is full.
         """
-        found, errors = self._scan(), dict[str, OSError]()
+        found = self._scan()
+        errors = dict[str, OSError]()
         for name, identity in found.items():
             # A checkpoint without one of its files must not look complete.
             top = name.partition("/")[0]
@@ -50,7 +51,8 @@ class FolderSync:
                 continue
             try:
                 self._copy(self.folder / name, name)
-            except FileNotFoundError:  # deleted in the meantime
+            except FileNotFoundError:
+                # Deleted in the meantime.
                 continue
             except OSError as error:
                 if error.errno in DISK_FULL:

@@ -207,7 +207,9 @@ class _Job:
         self.checkpoints: HostCheckpoints | None = None
         self.merged_at = time.monotonic()
         recorded = folder.interpreter
-        self.python = os.fsdecode(recorded.read_bytes()) if recorded.is_file() else sys.executable
+        self.python = sys.executable
+        if recorded.is_file():
+            self.python = os.fsdecode(recorded.read_bytes())
         self.events = EventTail({host: folder.log(host) for host in self.hosts}, folder.events)
 
     def prepare(self) -> None:
@@ -267,7 +269,8 @@ class _Job:
         return self.fetched[uri]
 
     def start(self) -> None:
-        port, rendezvous = free_port(), self._write_rendezvous_file()
+        port = free_port()
+        rendezvous = self._write_rendezvous_file()
         addresses = dump_json(host_addresses(self.hosts))
         for host in self.hosts:
             environment = self._environment(host) | {
@@ -330,8 +333,11 @@ class _Job:
         ]
         names += [name for name in self.environ if name.startswith("AWS_")]
         passed = {name: self.environ[name] for name in names if name in self.environ}
-        gpus, tree = self.gpus[host], self.folder.tree(host)
+        gpus = self.gpus[host]
+        tree = self.folder.tree(host)
         own = [] if self.python == sys.executable else [str(Path(self.python).parent)]
+        most = self.environ.get(MAX_PROCESSES_VARIABLE)
+        limits = {MAX_PROCESSES_VARIABLE: most} if most else {}
         beside = str(Path(sys.executable).parent)
         return {
             **passed,
@@ -351,11 +357,7 @@ class _Job:
             GPUS_VARIABLE: str(len(gpus)),
             CARDS_VARIABLE: str(count_cards(visible_gpus(self.environ))),
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-            **(
-                {MAX_PROCESSES_VARIABLE: most}
-                if (most := self.environ.get(MAX_PROCESSES_VARIABLE))
-                else {}
-            ),
+            **limits,
             **map_values(self.request.get("Environment", {}), seen_tree(tree)),
         }
 
@@ -401,7 +403,8 @@ class _Job:
     def _poll(self) -> None:
         self.events.read()
         if self.checkpoints is not None and time.monotonic() - self.merged_at >= _MERGE_SECONDS:
-            with contextlib.suppress(OSError):  # the final merge reports lasting errors
+            # The final merge reports lasting errors.
+            with contextlib.suppress(OSError):
                 self.checkpoints.merge()
             self.merged_at = time.monotonic()
         for host, process in self.started.items():
@@ -438,7 +441,11 @@ class _Job:
             with_model=state in (State.SUCCEEDED, State.STOPPED),
         )
         return Outcome(
-            state, reason, stored.artifacts, dict(self.exit_codes), tuple(stored.problems.values())
+            state=state,
+            reason=reason,
+            artifacts=stored.artifacts,
+            exit_codes=dict(self.exit_codes),
+            problems=tuple(stored.problems.values()),
         )
 
 
@@ -450,7 +457,8 @@ def _hosts_of(request: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _host_checkpoints(request: Mapping[str, Any], folder: JobFolder) -> HostCheckpoints | None:
     """Return the checkpoint folders of several hosts, which are merged; None if all are in one folder."""
-    uri, hosts = request.get("CheckpointConfig", {}).get("S3Uri"), _hosts_of(request)
+    uri = request.get("CheckpointConfig", {}).get("S3Uri")
+    hosts = _hosts_of(request)
     if uri is None or len(hosts) == 1:
         return None
     return HostCheckpoints(path_of(uri), [folder.tree(host).checkpoints for host in hosts])

@@ -70,7 +70,8 @@ class LineTail:
         self._omitted_bytes += max(0, len(piece) - room)
 
     def _end_line(self) -> bytes:
-        line, self._line = bytes(self._line), bytearray()
+        line = bytes(self._line)
+        self._line = bytearray()
         self.offset += len(line) + self._omitted_bytes
         if self._omitted_bytes:
             line += b" [cloudtrain: line truncated, %d bytes omitted]" % self._omitted_bytes

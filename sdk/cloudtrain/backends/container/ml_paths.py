@@ -35,7 +35,9 @@ def map_values(value: Any, tree: MlTree) -> Any:
         return map_text(value, tree)
     if isinstance(value, dict):
         return {key: map_values(each, tree) for key, each in value.items()}
-    return [map_values(each, tree) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [map_values(each, tree) for each in value]
+    return value
 
 
 def map_hyperparameters(parameters: dict[str, str], tree: MlTree) -> dict[str, str]:
@@ -61,7 +63,8 @@ def map_arguments(tree: MlTree) -> None:
         }
         mapped = {**config, **words}
     except (OSError, ValueError, TypeError, KeyError):
-        return  # not a job of cloudtrain, or damaged, which the launcher reports
+        # Not a job of cloudtrain, or damaged, which the launcher reports.
+        return
     if mapped == config:
         return
     if path.parent.is_symlink():

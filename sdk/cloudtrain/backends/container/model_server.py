@@ -73,7 +73,8 @@ class LocalServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server in order
+                # Ctrl-C reaches this process only, which then ends the server in order.
+                start_new_session=True,
             )
         threading.Thread(target=self._copy_output, args=(self.process.stdout,), daemon=True).start()
 
@@ -142,7 +143,9 @@ class LocalServer:
         text = self._log.read_text(encoding="utf-8", errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         own = [line for line in lines if "TaskError:" in line or "CheckpointError:" in line]
-        return own[-1].rpartition("Error: ")[2] if own else "\n".join(lines)[-_TAIL_CHARACTERS:]
+        if own:
+            return own[-1].rpartition("Error: ")[2]
+        return "\n".join(lines)[-_TAIL_CHARACTERS:]
 
 
 def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:

@@ -18,16 +18,20 @@ import tempfile
 SWITCH_VARIABLE = "CLOUDTRAIN_ML_NAMESPACE"
 """`off` runs without a namespace."""
 
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000  # linux/sched.h
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = (
-    1,
-    32,
-    4096,
-    16384,
-    1 << 18,
-)  # linux/mount.h
-_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG = 1, 2  # linux/prctl.h
-_OPT, _ML = "/opt", "/opt/ml"
+# From linux/sched.h.
+_CLONE_NEWNS = 0x20000
+_CLONE_NEWUSER = 0x10000000
+# From linux/mount.h.
+_MS_RDONLY = 1
+_MS_REMOUNT = 32
+_MS_BIND = 4096
+_MS_REC = 16384
+_MS_PRIVATE = 1 << 18
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
+_OPT = "/opt"
+_ML = "/opt/ml"
 
 SOURCE, UPPER, WORK, MERGED = "source", "upper", "work", "merged"
 """What the folder of a copied channel contains: a link to the data, the layers of an overlay, and the overlay."""
@@ -35,7 +39,9 @@ SOURCE, UPPER, WORK, MERGED = "source", "upper", "work", "merged"
 
 def wrap(tree: str, command: list[str]) -> list[str]:
     """Return a command that starts a command in the namespace, if this machine supports it."""
-    return [sys.executable, "-I", "-S", __file__, tree, *command] if is_enabled() else command
+    if not is_enabled():
+        return command
+    return [sys.executable, "-I", "-S", __file__, tree, *command]
 
 
 def copies_of(tree: str) -> str:
@@ -104,13 +110,13 @@ def _try(tree: str) -> bool:
 
 def _enter(tree: str) -> None:
     """Enter a mount namespace in which `/opt/ml` is the tree, with the same user and group ids."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     signal = ctypes.c_int()
     _call("prctl", _PR_GET_PDEATHSIG, ctypes.byref(signal), 0, 0, 0)
     try:
-        _call(
-            "unshare", _CLONE_NEWNS
-        )  # root needs no user namespace, which would change the owners of files
+        # Root needs no user namespace, which would change the owners of files.
+        _call("unshare", _CLONE_NEWNS)
     except OSError:
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
         for name, text in (
@@ -156,7 +162,8 @@ def _mount_copy(copy: str) -> None:
         lower, upper, work = (f"/proc/self/fd/{number}" for number in layers)
         options = f"lowerdir={lower},upperdir={upper},workdir={work}"
         try:
-            for more in ("", ",userxattr"):  # the latter in a user namespace
+            # `userxattr` is needed in a user namespace.
+            for more in ("", ",userxattr"):
                 with contextlib.suppress(OSError):
                     _mount("overlay", merged, 0, "overlay", options + more)
                     return
@@ -197,7 +204,8 @@ def _create_mount_point() -> None:
     entries = list(os.scandir(below))
     _mount("tmpfs", _OPT, 0, "tmpfs")
     for entry in entries:
-        target, source = f"{_OPT}/{entry.name}", f"/proc/self/fd/{below}/{entry.name}"
+        target = f"{_OPT}/{entry.name}"
+        source = f"/proc/self/fd/{below}/{entry.name}"
         if entry.is_symlink():
             os.symlink(os.readlink(entry.name, dir_fd=below), target)  # noqa: PTH211
             continue

@@ -16,7 +16,8 @@ from cloudtrain_runtime.contract import INSTANCE_VARIABLE
 if TYPE_CHECKING:
     import psutil
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# From linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 RUN_VARIABLE = "TRAINING_JOB_NAME"
@@ -48,7 +49,8 @@ def processes_of_host(root: Path) -> list[psutil.Process]:
 
     found = []
     for process in descendants():
-        with contextlib.suppress(psutil.Error):  # it has ended
+        # The process has ended.
+        with contextlib.suppress(psutil.Error):
             if process.environ().get(INSTANCE_VARIABLE) == str(root):
                 found.append(process)
     return found
@@ -68,7 +70,8 @@ def processes_of_run(run: str) -> list[psutil.Process]:
             ):
                 found.append(process)
         except psutil.Error:
-            continue  # it has ended, or belongs to another user
+            # It has ended, or belongs to another user.
+            continue
     return found
 
 

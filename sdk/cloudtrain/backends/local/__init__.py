@@ -42,7 +42,8 @@ def _uses_cuda_on_cpu(context: BackendContext) -> bool:
         from cloudtrain.errors import UserError
 
         if gpus := len(visible_gpus()):
-            message = f"--cuda-on-cpu is not needed: this machine has CUDA with {gpus} GPU{'' if gpus == 1 else 's'}"
+            plural = "" if gpus == 1 else "s"
+            message = f"--cuda-on-cpu is not needed: this machine has CUDA with {gpus} GPU{plural}"
             raise UserError(
                 message,
                 "leave it out; to hide the GPUs, set CUDA_VISIBLE_DEVICES to an empty value",

@@ -112,7 +112,8 @@ class LocalBackend(OnlyRuns):
         installs: bool = False,
         cuda_on_cpu: bool = False,
     ) -> None:
-        self.home, self.runs = home, home / "runs"
+        self.home = home
+        self.runs = home / "runs"
         self.load_settings = load_settings
         self._options = {"installs": installs, "cuda_on_cpu": cuda_on_cpu}
         self._summaries: dict[Path, EventSummary] = {}
@@ -159,7 +160,8 @@ class LocalBackend(OnlyRuns):
         """
         del skip
         self.check_resume(plan)
-        if plan.config.task is not None:  # a script need not load the checkpoints there
+        # A script need not load the checkpoints there.
+        if plan.config.task is not None:
             reject_other_training(plan)
         check_local_secrets(plan.config.secrets, os.environ)
         return tuple
@@ -185,7 +187,12 @@ class LocalBackend(OnlyRuns):
         """Return where the run's results are."""
         s3 = functools.partial(make_s3_client, self.load_settings().bucket_owners)
         finish = functools.partial(self._finish_storing, run)
-        return RunStorage(str(self._folder(run) / "output"), self.storage_environ(), s3, finish)
+        return RunStorage(
+            output=str(self._folder(run) / "output"),
+            environ=self.storage_environ(),
+            make_s3=s3,
+            finish=finish,
+        )
 
     def _finish_storing(self, run: str) -> Mapping[str, str]:
         """Store what could not be stored when a run ended; return why a part still cannot be, by part."""
@@ -194,7 +201,8 @@ class LocalBackend(OnlyRuns):
             return {}
         try:
             with (root / _STORING_LOCK).open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # another command may be storing them
+                # Another command may be storing them.
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 return self._store_again(root)
         except OSError as error:
             return dict.fromkeys(PARTS, f"{error.filename or root}: {error.strerror}")
@@ -211,7 +219,8 @@ class LocalBackend(OnlyRuns):
             raise ValueError(request)
         stored = store_again(request, JobFolder(root))
         artifacts: Mapping[str, str] = stored.artifacts
-        with contextlib.suppress(OSError):  # the model is still in its own folder
+        # The model is still in its own folder.
+        with contextlib.suppress(OSError):
             artifacts = link_model(stored.artifacts, root)
         unstored = describe_unstored(record.state, stored.problems.values(), root.name)
         write_state(root, record.but(unstored=unstored, artifacts=artifacts))
@@ -234,7 +243,8 @@ class LocalBackend(OnlyRuns):
         Raises:
             UserError: The folder cannot be created, the code of an earlier run was deleted, or pip failed.
         """
-        del is_new, progress  # each submit starts a run, and copies nothing
+        # Each submit starts a run, and copies nothing.
+        del is_new, progress
         archive = path_of(plan.locations.code)
         if bundle is None and not archive.is_file():
             hint = (
@@ -249,7 +259,8 @@ class LocalBackend(OnlyRuns):
         folder = self.runs / plan.run
         try:
             make_home(self.runs.parent)
-            self.runs.mkdir(mode=0o700, exist_ok=True)  # logs and code are private
+            # Logs and code are private.
+            self.runs.mkdir(mode=0o700, exist_ok=True)
             (folder / "config").mkdir(parents=True)
         except OSError as error:
             hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
@@ -282,7 +293,8 @@ class LocalBackend(OnlyRuns):
                 env={**os.environ, REPORT_VARIABLE: str(int(self.load_settings().report))},
             )
         except CloudtrainError:
-            with contextlib.suppress(OSError):  # a full disk, which the error names
+            # A full disk, which the error names.
+            with contextlib.suppress(OSError):
                 write_state(folder, RecordedState(State.FAILED, "the local backend did not start"))
             raise
 
@@ -325,11 +337,14 @@ class LocalBackend(OnlyRuns):
         """Return the progress of a run. Later calls read only new events."""
         path = JobFolder(folder).events
         summary = self._summaries.get(folder) or read_summary(path)
-        offset, known = summary.size_bytes, summary.progress
+        offset = summary.size_bytes
+        known = summary.progress
         tail = LineTail(path, start=offset)
         try:
-            if path.stat().st_size < offset:  # another program replaced the file
-                tail, known = LineTail(path), Progress()
+            # Another program replaced the file.
+            if path.stat().st_size < offset:
+                tail = LineTail(path)
+                known = Progress()
             progress = fold_events(_events(tail), known)
         except FileNotFoundError:
             return _relocated(known, path)
@@ -348,9 +363,8 @@ class LocalBackend(OnlyRuns):
         if seen.state.is_final or is_watched(folder):
             return seen
         record = read_state(folder)
-        has_started = (
-            seen.supervisor is None and record.supervisor is not None
-        )  # between the two reads
+        # The supervisor has started between the two reads.
+        has_started = seen.supervisor is None and record.supervisor is not None
         last_write = max(
             _modified(path) for path in (folder / STATE_FILE, JobFolder(folder).events)
         )
@@ -389,7 +403,8 @@ class LocalBackend(OnlyRuns):
         Only events and timestamps have times here (see `HostLog`). With `since`, the lines up to the last older event
         are skipped, and all lines of a file that was modified before.
         """
-        del on_trouble  # local files have no outages
+        # Local files have no outages.
+        del on_trouble
         return filter(
             only.wants,
             self._lines(self._folder(run), follow=follow, since=only.begins(time.time())),
@@ -440,7 +455,13 @@ class LocalBackend(OnlyRuns):
                 yield status
 
     def _unknown(self, run: str, reason: str) -> Status:
-        return Status(run, self.name, State.UNKNOWN, reason, created=submitted_at(run))
+        return Status(
+            run=run,
+            backend=self.name,
+            state=State.UNKNOWN,
+            reason=reason,
+            created=submitted_at(run),
+        )
 
     def _newest_first(self) -> Iterable[str]:
         """Return the ids of all runs, newest first, by their names."""
@@ -455,7 +476,9 @@ class LocalBackend(OnlyRuns):
 
     def _may_match(self, folder: Path, wanted: RunFilter) -> bool:
         """Whether the small files of a run match the filter. The events, which may be many, are not read."""
-        tags = read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", []) if wanted.tags else []
+        tags = []
+        if wanted.tags:
+            tags = read_file(folder / _REQUEST_FILE, REQUEST).get("Tags", [])
         if not wanted.accepts_tags({tag["Key"]: tag["Value"] for tag in tags}):
             return False
         state = read_state(folder).state if wanted.states else None
@@ -493,7 +516,8 @@ class LocalBackend(OnlyRuns):
 
         kill(processes_of_run(run))
         if record is not None:
-            with contextlib.suppress(OSError):  # a reader derives the same state
+            # A reader derives the same state.
+            with contextlib.suppress(OSError):
                 write_state(folder, self._record(folder))
 
     def _end_supervisor(self, folder: Path, record: RecordedState | None) -> None:
@@ -509,7 +533,8 @@ class LocalBackend(OnlyRuns):
                 f"{folder.name} belongs to {find_owner(folder)}", "only that user can stop it"
             ) from None
         except (ProcessLookupError, OverflowError):
-            return  # it has just ended
+            # The supervisor has just ended.
+            return
 
     def end_warm_pool(self, run: str) -> None:
         """Raise a UserError: local runs have no warm pool."""
@@ -603,7 +628,8 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
     if "://" not in plan.resume:
         return
     config = plan.config
-    own_files = plan.locations.checkpoints  # a script may save files of any form there
+    # A script may save files of any form there.
+    own_files = plan.locations.checkpoints
     is_folder = config.task is None and step_of_folder_name(plan.resume.rpartition("/")[2]) is None
     if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
         return

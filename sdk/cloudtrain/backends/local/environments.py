@@ -53,7 +53,8 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
             "\n".join([hashlib.sha256(text).hexdigest(), content, *_base()]).encode()
         ).hexdigest()[:16]
         environment = folder / key
-        python, marker = environment / "bin" / "python", environment / INSTALLED_FILE
+        python = environment / "bin" / "python"
+        marker = environment / INSTALLED_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / f"{key}.lock").open("w") as lock:

@@ -48,7 +48,8 @@ class HostLog:
         Raises:
             OSError: The log cannot be read.
         """
-        end, self._newest = self._changed(), max(self._newest, at_least)
+        end = self._changed()
+        self._newest = max(self._newest, at_least)
         for line in self._tail.read(final=final):
             text = line.decode("utf-8", "replace").rstrip("\r")
             own = _event_time(text) if EVENT_PREFIX in text else _timestamp(text)
@@ -59,14 +60,21 @@ class HostLog:
             ):
                 self._newest = max(self._newest, own)
             raw = None if text.encode() == line else line
-            yield LogLine(self._path.stem, text, self._newest, raw, is_estimated=True)
+            yield LogLine(
+                host=self._path.stem,
+                text=text,
+                time=self._newest,
+                raw=raw,
+                is_estimated=True,
+            )
 
     def _changed(self) -> float:
         """Return when the log was changed last."""
         try:
             return self._path.stat().st_mtime
         except OSError:
-            return time.time()  # the open file was deleted and may still grow
+            # The open file was deleted and may still grow.
+            return time.time()
 
     def close(self) -> None:
         """Close the file."""
@@ -81,11 +89,9 @@ def find_since(path: Path, since: float) -> int:
     tail = LineTail(path)
     with contextlib.closing(tail):
         for line in tail.read():
-            event = (
-                parse_event(line.decode("utf-8", "replace"))
-                if EVENT_PREFIX.encode() in line
-                else None
-            )
+            event = None
+            if EVENT_PREFIX.encode() in line:
+                event = parse_event(line.decode("utf-8", "replace"))
             written = None if event is None else event.get("time")
             if written is not None and written < since:
                 found = tail.offset

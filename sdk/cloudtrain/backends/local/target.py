@@ -53,7 +53,8 @@ class LocalTarget(Target):
     role = "arn:aws:iam::000000000000:role/local"
 
     def run_suffix(self, identity: str) -> str:
-        return secrets.token_hex(3)  # two local runs may start in the same second
+        # Two local runs may start in the same second.
+        return secrets.token_hex(3)
 
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
@@ -89,7 +90,9 @@ class LocalTarget(Target):
         root = self.home.resolve()
         base = (root / "runs" / run).as_uri()
         own = f"{base}/checkpoints"
-        given = own if spec.checkpoint.uri is None else local_uri(spec, spec.checkpoint.uri)
+        given = own
+        if spec.checkpoint.uri is not None:
+            given = local_uri(spec, spec.checkpoint.uri)
         checkpoints = synced_resume_folder(spec, resumed) or given
         return Locations(
             base=root.as_uri(),

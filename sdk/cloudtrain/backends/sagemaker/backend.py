@@ -153,9 +153,8 @@ class SageMakerBackend:
 
         Call `check_ready` before. A submit that fails in the meantime does not wait for the import.
         """
-        from cloudtrain.preflight import (
-            start_checks,
-        )  # imports a dozen modules that only a submit needs
+        # This imports a dozen modules that only a submit needs.
+        from cloudtrain.preflight import start_checks
 
         if self.settings.sender == "estimator":
             start_import()
@@ -291,9 +290,9 @@ class SageMakerBackend:
         is_direct = self.settings.sender == "boto3"
         try:
             if plan.queue is not None:
-                by_sdk = (
-                    None if is_direct else render_by_estimator(plan, self._aws.session(), client)
-                )
+                by_sdk = None
+                if not is_direct:
+                    by_sdk = render_by_estimator(plan, self._aws.session(), client)
                 self._queues.submit(plan, render_payload(by_sdk or plan.request))
             elif is_direct:
                 client.create_training_job(**plan.request)
@@ -350,11 +349,17 @@ class SageMakerBackend:
 
     def tuning_jobs(self) -> TuningJobs:
         """Return the account's tuning jobs."""
-        return TuningJobs(self._aws.client, self._upload, self.prices, self.settings.region)
+        return TuningJobs(
+            client=self._aws.client,
+            upload=self._upload,
+            prices=self.prices,
+            region=self.settings.region,
+        )
 
     def endpoints(self, since: datetime | None, until: datetime | None) -> Iterator[EndpointUse]:
         """Yield the endpoints of `deploy` within a period, and those that this machine has deleted."""
-        region, account = self.settings.region or "", self.settings.account
+        region = self.settings.region or ""
+        account = self.settings.account
         period = (since or _EPOCH, until or datetime.now(UTC))
         client = self._aws.client("sagemaker")
         return list_uses(
@@ -365,7 +370,9 @@ class SageMakerBackend:
         """Return the present status of a training job."""
         job = self._describe(run)
         progress = self._job_logs().progress(run)
-        phases, now, billing = read_phases(job), datetime.now(UTC), self.billing(run, job)
+        phases = read_phases(job)
+        now = datetime.now(UTC)
+        billing = self.billing(run, job)
         hourly = billing.usd_per_hour
         model = job.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         metrics = {
@@ -373,9 +380,11 @@ class SageMakerBackend:
             for metric in job.get("FinalMetricDataList", [])
         }
         progress = dataclasses.replace(progress, metrics={**metrics, **progress.metrics})
-        state, reason = read_state(job), read_reason(job, now)
+        state = read_state(job)
+        reason = read_reason(job, now)
         if state is State.SUCCEEDED and (early := early_end(progress)):
-            state, reason = State.STOPPED, early
+            state = State.STOPPED
+            reason = early
         return Status(
             run=run,
             backend=self.name,
@@ -467,12 +476,11 @@ class SageMakerBackend:
         job = self._describe(run)
         secondary = job.get("SecondaryStatus", "")
         has_ended = read_state(job).is_final
-        now, ended = aws_time(job), job.get("TrainingEndTime") or job.get("LastModifiedTime")
-        ago = (
-            max(0.0, now - ended.timestamp())
-            if has_ended and now is not None and ended is not None
-            else 0.0
-        )
+        now = aws_time(job)
+        ended = job.get("TrainingEndTime") or job.get("LastModifiedTime")
+        ago = 0.0
+        if has_ended and now is not None and ended is not None:
+            ago = max(0.0, now - ended.timestamp())
         return JobSnapshot(secondary, has_ended, ago)
 
     def _jobs_of(self, run: str) -> tuple[str, ...]:
@@ -566,7 +574,9 @@ def _why_no_pool(pool: WarmPool | None) -> str:
         return "the job does not request one (cluster.keep_alive)"
     if pool.reused_by:
         return f"{pool.reused_by} uses it now"
-    return "the job has not ended" if pool.status == "InUse" else "it has ended already"
+    if pool.status == "InUse":
+        return "the job has not ended"
+    return "it has ended already"
 
 
 def _with_key(config: RunConfig) -> RunConfig:

@@ -129,8 +129,12 @@ class BatchQueues:
             known.names = attempt_names(service)
             known.is_final = service["status"] in ENDED
             is_waiting = service["status"] in WAITING
-            job = None if is_waiting or not known.names else self._training_job(known.names[-1])
-            position = self._position_in_queue(service) if service["status"] == "RUNNABLE" else None
+            job = None
+            if known.names and not is_waiting:
+                job = self._training_job(known.names[-1])
+            position = None
+            if service["status"] == "RUNNABLE":
+                position = self._position_in_queue(service)
         return as_training_job(run, known.request, service, job, position)
 
     def names(self, run: str) -> tuple[str, ...] | None:
@@ -147,11 +151,12 @@ class BatchQueues:
             plan = find_json(self._client("s3"), uri, _HIDDEN) or {}
         try:
             queue = plan["queue"]
-            return (
-                None if queue is None else _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
-            )
+            if queue is None:
+                return None
+            return _QueuedRun(str(queue["jobQueue"]), dict(plan["request"]))
         except (ValueError, TypeError, KeyError):
-            return None  # there is none, or a version without queues or another program wrote it
+            # There is no plan, or a version without queues or another program wrote it.
+            return None
 
     def _service_job(self, run: str, known: _QueuedRun) -> Mapping[str, Any] | None:
         """Return the service job of a run, or None if AWS Batch has deleted it."""
@@ -207,7 +212,8 @@ class BatchQueues:
         try:
             snapshot = self._client("batch").get_job_queue_snapshot(jobQueue=service["jobQueue"])
         except ClientError:
-            return None  # optional: it needs a separate permission
+            # The position is optional: it needs a separate permission.
+            return None
         jobs = [job["jobArn"] for job in snapshot.get("frontOfQueue", {}).get("jobs", ())]
         return jobs.index(service["jobArn"]) if service.get("jobArn") in jobs else None
 
@@ -233,7 +239,8 @@ class BatchQueues:
                 ended=_time(summary.get("stoppedAt")),
             )
             is_wanted = is_run_id(status.run) and wanted.accepts(status)
-            if is_wanted and wanted.tags:  # lists contain no tags
+            # Lists contain no tags.
+            if is_wanted and wanted.tags:
                 described = (
                     self._service_job(status.run, _QueuedRun(queue, {}, summary["jobId"])) or {}
                 )
@@ -298,7 +305,9 @@ def as_training_job(
             "CreationTime": queued["StartTime"],
             "SecondaryStatusTransitions": transitions,
         }
-    status, secondary = _statuses(service) if is_settled else TRAINING_JOB_STATUSES["RUNNABLE"]
+    status, secondary = TRAINING_JOB_STATUSES["RUNNABLE"]
+    if is_settled:
+        status, secondary = _statuses(service)
     described: dict[str, Any] = {
         **request,
         "TrainingJobName": run,
@@ -335,23 +344,31 @@ def _queue_transition(
 ) -> dict[str, Any]:
     """Return the time in the queue as a transition of a training job."""
     queue = str(service["jobQueue"]).rpartition("/")[2]
-    before = "" if not position else f", {position} job{'' if position == 1 else 's'} before it"
-    reason = (
-        f": {service['statusReason']}"
-        if service.get("statusReason") and service["status"] not in ENDED
-        else ""
-    )
+    before = ""
+    if position:
+        jobs = "job" if position == 1 else "jobs"
+        before = f", {position} {jobs} before it"
+    reason = ""
+    # The reason of an ended job is about its end, not about its time in the queue.
+    if service.get("statusReason") and service["status"] not in ENDED:
+        reason = f": {service['statusReason']}"
     ended = _time(service.get("scheduledAt")) or _time(service.get("stoppedAt"))
     if ended is None and job is not None:
         ended = job.get("CreationTime")
     is_waiting = service["status"] in WAITING
+    verb = "waits" if is_waiting else "waited"
+    end = {}
+    if ended is not None and not is_waiting:
+        end["EndTime"] = ended
     return {
         "Status": "Queued",
         "StartTime": _time(service.get("createdAt")) or datetime.now(UTC),
-        **({"EndTime": ended} if ended is not None and not is_waiting else {}),
-        "StatusMessage": f"{'waits' if is_waiting else 'waited'} in the queue {queue}{before}{reason}",
+        **end,
+        "StatusMessage": f"{verb} in the queue {queue}{before}{reason}",
     }
 
 
 def _time(milliseconds: Any) -> datetime | None:
-    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds else None
+    if not milliseconds:
+        return None
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)

@@ -28,20 +28,23 @@ def read_billing(job: Mapping[str, Any], prices: catalog.Prices, region: str | N
         region: Region of the job.
     """
     instance_type, _ = read_cluster(job["ResourceConfig"])
-    instances, phases, now = read_instances(job), read_phases(job), datetime.now(UTC)
+    instances = read_instances(job)
+    phases = read_phases(job)
+    now = datetime.now(UTC)
     price = prices.usd_per_hour(instance_type or "", region or "")
     if uses_training_plan(job["ResourceConfig"]):
-        price = 0.0  # paid in advance
+        # Paid in advance.
+        price = 0.0
     on_instances = seconds_on_instances(phases, job.get("TrainingEndTime", now))
     pool = read_pool(job, None, now)
     return Billing(
-        instance_type or "",
-        instances,
-        region or "",
-        None if price is None else price * instances,
-        int(job.get("BillableTimeInSeconds", on_instances)),
-        int(job.get("TrainingTimeInSeconds", on_instances)),
-        0 if pool is None else pool.kept_seconds,
+        instance_type=instance_type or "",
+        instances=instances,
+        region=region or "",
+        usd_per_hour=None if price is None else price * instances,
+        billable_seconds=int(job.get("BillableTimeInSeconds", on_instances)),
+        training_seconds=int(job.get("TrainingTimeInSeconds", on_instances)),
+        warm_pool_seconds=0 if pool is None else pool.kept_seconds,
         is_spot=bool(job.get("EnableManagedSpotTraining")),
         restarts=sum(phase.name in _RESTARTS for phase in phases),
     )

@@ -25,7 +25,8 @@ class Clients:
         self._settings = settings
         self._session = session
         self._clients: dict[str, Any] = {}
-        self._lock = threading.RLock()  # boto3 sessions are not thread-safe, clients are
+        # boto3 sessions are not thread-safe, clients are.
+        self._lock = threading.RLock()
 
     def session(self) -> Any:
         """Return the boto3 session.

@@ -66,12 +66,16 @@ def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord |
     if RUN_TAG not in tags:
         return None
     config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])
-    variant = config["ProductionVariants"][0]  # `deploy` creates one
+    # `deploy` creates one.
+    variant = config["ProductionVariants"][0]
     counts = {
         each["VariantName"]: each.get("CurrentInstanceCount")
         for each in described.get("ProductionVariants", ())
     }
     is_serverless = "ServerlessConfig" in variant
+    instances = 0
+    if not is_serverless:
+        instances = int(counts.get(variant["VariantName"]) or variant["InitialInstanceCount"])
     return EndpointRecord(
         arn=described["EndpointArn"],
         name=described["EndpointName"],
@@ -79,9 +83,7 @@ def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord |
         created=described["CreationTime"].timestamp(),
         deleted=None,
         instance_type="" if is_serverless else str(variant["InstanceType"]),
-        instances=0
-        if is_serverless
-        else int(counts.get(variant["VariantName"]) or variant["InitialInstanceCount"]),
+        instances=instances,
         state=described["EndpointStatus"],
     )
 
@@ -128,7 +130,11 @@ def list_uses(
         if seconds:
             billing = _billing(each, 0 if each.state in _UNBILLED else seconds, prices, region)
             yield EndpointUse(
-                each.name, each.run, each.state, datetime.fromtimestamp(each.created, UTC), billing
+                name=each.name,
+                run=each.run,
+                state=each.state,
+                created=datetime.fromtimestamp(each.created, UTC),
+                billing=billing,
             )
 
 
@@ -136,7 +142,8 @@ def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:
     with aws_errors("list the endpoints", _HINTS):
         for page in client.get_paginator("list_endpoints").paginate(CreationTimeBefore=until):
             for summary in page["Endpoints"]:
-                with SuppressCodes(MISSING_IN_SAGEMAKER):  # deleted in the meantime
+                # Deleted in the meantime.
+                with SuppressCodes(MISSING_IN_SAGEMAKER):
                     described = client.describe_endpoint(EndpointName=summary["EndpointName"])
                     endpoint = read_endpoint(client, described)
                     if endpoint is not None:
@@ -145,8 +152,16 @@ def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:
 
 def _billing(endpoint: EndpointRecord, seconds: int, prices: Prices, region: str) -> Billing:
     each = prices.hosting_usd_per_hour(endpoint.instance_type, region)
-    hourly = None if each is None or not endpoint.instance_type else each * endpoint.instances
-    return Billing(endpoint.instance_type, endpoint.instances, region, hourly, seconds)
+    hourly = None
+    if each is not None and endpoint.instance_type:
+        hourly = each * endpoint.instances
+    return Billing(
+        instance_type=endpoint.instance_type,
+        instances=endpoint.instances,
+        region=region,
+        usd_per_hour=hourly,
+        billable_seconds=seconds,
+    )
 
 
 def _record_file(environ: Mapping[str, str]) -> Path:

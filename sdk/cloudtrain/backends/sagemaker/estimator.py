@@ -86,19 +86,19 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
             sagemaker_runtime_client=client,
             sagemaker_featurestore_runtime_client=client,
             sagemaker_metrics_client=client,
-            default_bucket=split_uri(plan.locations.base)[
-                0
-            ],  # without it, the SDK calls STS at a hard-coded address
+            # Without it, the SDK calls STS at a hard-coded address.
+            default_bucket=split_uri(plan.locations.base).bucket,
             sagemaker_config=NO_TELEMETRY,
         )
         board = plan.request.get("TensorBoardOutputConfig")
+        board_config = None
+        if board:
+            board_config = sdk.TensorBoardOutputConfig(board["S3OutputPath"])
         with _as_default_session(session):
             estimator = sdk.PyTorch(
                 **estimator_arguments(plan),
                 sagemaker_session=sagemaker_session,
-                tensorboard_output_config=sdk.TensorBoardOutputConfig(board["S3OutputPath"])
-                if board
-                else None,
+                tensorboard_output_config=board_config,
             )
         inputs = {
             channel["ChannelName"]: _training_input(sdk, channel)
@@ -155,13 +155,13 @@ def _training_input(sdk: Sdk, channel: Mapping[str, Any]) -> Any:
 def estimator_arguments(plan: Plan) -> dict[str, Any]:
     """Return the estimator's arguments for a plan. v2 silently accepts mistyped arguments."""
     request = plan.request
-    algorithm, resources, stopping = (
-        request["AlgorithmSpecification"],
-        request["ResourceConfig"],
-        request["StoppingCondition"],
-    )
+    algorithm = request["AlgorithmSpecification"]
+    resources = request["ResourceConfig"]
+    stopping = request["StoppingCondition"]
     hyperparameters = {name: load_json(value) for name, value in request["HyperParameters"].items()}
-    network, registry = request.get("VpcConfig", {}), algorithm.get("TrainingImageConfig", {})
+    network = request.get("VpcConfig", {})
+    registry = algorithm.get("TrainingImageConfig", {})
+    is_uncompressed = "CompressionType" in request["OutputDataConfig"]
     optional = {
         "container_entry_point": algorithm.get("ContainerEntrypoint"),
         "environment": request.get("Environment"),
@@ -176,9 +176,7 @@ def estimator_arguments(plan: Plan) -> dict[str, Any]:
         "keep_alive_period_in_seconds": resources.get("KeepAlivePeriodInSeconds"),
         "volume_kms_key": resources.get("VolumeKmsKeyId"),
         "output_kms_key": request["OutputDataConfig"].get("KmsKeyId"),
-        "disable_output_compression": True
-        if "CompressionType" in request["OutputDataConfig"]
-        else None,
+        "disable_output_compression": True if is_uncompressed else None,
         "training_plan": resources.get("TrainingPlanArn"),
         "enable_remote_debug": request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"),
         "enable_infra_check": request.get("InfraCheckConfig", {}).get("EnableInfraCheck"),

@@ -43,11 +43,9 @@ ACTIVE_STATES = {
 _DELETED_STATES = {"Completed": State.SUCCEEDED, "Failed": State.FAILED}
 """State by SecondaryStatus of a job that is being deleted. For other values it is STOPPED."""
 
-_MAX_RUNTIME, _MAX_WAIT, _MAX_PENDING = (
-    "MaxRuntimeExceeded",
-    "MaxWaitTimeExceeded",
-    "MaxPendingTimeExceeded",
-)
+_MAX_RUNTIME = "MaxRuntimeExceeded"
+_MAX_WAIT = "MaxWaitTimeExceeded"
+_MAX_PENDING = "MaxPendingTimeExceeded"
 _ON_INSTANCES = frozenset(
     {"Downloading", "DownloadingTrainingImage", "Training", "Updating", "Uploading", "Stopping"}
 )
@@ -74,11 +72,9 @@ def read_state(job: Mapping[str, Any]) -> State:
     if state not in (State.QUEUED, State.STARTING) or job.get("SecondaryStatus") not in _WAITING:
         return state
     passed = (phase.name for phase in reversed(read_phases(job)))
-    return (
-        State.INTERRUPTED
-        if "Interrupted" in itertools.takewhile(_WAITING.__contains__, passed)
-        else state
-    )
+    if "Interrupted" in itertools.takewhile(_WAITING.__contains__, passed):
+        return State.INTERRUPTED
+    return state
 
 
 def read_reason(job: Mapping[str, Any], now: datetime) -> str:
@@ -120,7 +116,8 @@ def _stop_reason(job: Mapping[str, Any], now: datetime) -> str:
         )
     if ending == _MAX_WAIT:
         times = sum(phase.name == "Interrupted" for phase in read_phases(job))
-        interrupted = f", after {times} interruption{'s' if times > 1 else ''}" if times else ""
+        plural = "s" if times > 1 else ""
+        interrupted = f", after {times} interruption{plural}" if times else ""
         return (
             f"{ending}: waiting and training together reached cluster.spot.max_wait{limit['MaxWaitTime']}"
             f"{interrupted}; raise it or remove cluster.spot, and {resume}"
@@ -164,7 +161,8 @@ def _ending_by_times(job: Mapping[str, Any], now: datetime) -> str:
     ):
         return _MAX_PENDING
     if job["TrainingJobStatus"] != "Stopping":
-        return ""  # the secondary status of an ended job names its limit
+        # The secondary status of an ended job names its limit.
+        return ""
     before = [phase for phase in phases if phase.started < stopped]
     if _reaches(
         timedelta(seconds=seconds_on_instances(before, stopped)), limits.get("MaxRuntimeInSeconds")
@@ -181,10 +179,10 @@ def read_phases(job: Mapping[str, Any]) -> tuple[Phase, ...]:
     """Return the phases of a job so far, in order."""
     return tuple(
         Phase(
-            str(each["Status"]),
-            each["StartTime"],
-            each.get("EndTime"),
-            str(each.get("StatusMessage", "")),
+            name=str(each["Status"]),
+            started=each["StartTime"],
+            ended=each.get("EndTime"),
+            detail=str(each.get("StatusMessage", "")),
             is_billed=each["Status"] in _ON_INSTANCES,
         )
         for each in job.get("SecondaryStatusTransitions", ())
@@ -205,7 +203,8 @@ def read_waiting(job: Mapping[str, Any]) -> Waiting | None:
     secondary = job.get("SecondaryStatus", "")
     if job["TrainingJobStatus"] != "InProgress" or secondary not in _WAITING:
         return None
-    limits, created = job.get("StoppingCondition", {}), job.get("CreationTime")
+    limits = job.get("StoppingCondition", {})
+    created = job.get("CreationTime")
     resources = job["ResourceConfig"]
     selected = resources.get("SelectedInstanceType") or resources.get("InstanceType")
     preferred = tuple(each["InstanceType"] for each in resources.get("InstancePreferences", ()))
@@ -217,7 +216,12 @@ def read_waiting(job: Mapping[str, Any]) -> Waiting | None:
         (has_pending_limit, "MaxPendingTimeInSeconds", "cluster.max_pending"),
     ):
         if created is not None and is_limited and limits.get(field) is not None:
-            return Waiting(types, instances, created + timedelta(seconds=limits[field]), name)
+            return Waiting(
+                types=types,
+                instances=instances,
+                until=created + timedelta(seconds=limits[field]),
+                limit=name,
+            )
     return Waiting(types, instances)
 
 
@@ -238,7 +242,8 @@ def read_instances(job: Mapping[str, Any]) -> int:
 
 def read_deadline(job: Mapping[str, Any], now: datetime) -> datetime | None:
     """Return when a limit will end a job that has instances, or None."""
-    limits, created = job.get("StoppingCondition", {}), job.get("CreationTime")
+    limits = job.get("StoppingCondition", {})
+    created = job.get("CreationTime")
     phases = read_phases(job)
     if job["TrainingJobStatus"] != "InProgress" or not phases or not phases[-1].is_billed:
         return None

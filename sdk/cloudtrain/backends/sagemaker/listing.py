@@ -23,7 +23,8 @@ from cloudtrain_runtime.contract.aws_codes import DENIED
 _PAGE = 100
 """Largest page of ListTrainingJobs and Search (botocore's model, MaxResults)."""
 
-_NAME = re.compile(r"[a-zA-Z0-9\-]{1,63}")  # botocore's model, NameContains
+# From botocore's model: NameContains.
+_NAME = re.compile(r"[a-zA-Z0-9\-]{1,63}")
 _HINTS = dict.fromkeys(
     DENIED,
     "allow sagemaker:ListTrainingJobs, and sagemaker:Search for --tag, to these credentials",
@@ -49,10 +50,8 @@ def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
 def read_summary(job: Mapping[str, Any], backend: str) -> Status:
     """Return the status of an entry of a list. Most fields are missing in it."""
     instance_type, instances = read_cluster(job.get("ResourceConfig", {}))
-    state, now = (
-        map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", "")),
-        datetime.now(UTC),
-    )
+    state = map_state(job["TrainingJobStatus"], job.get("SecondaryStatus", ""))
+    now = datetime.now(UTC)
     has_reason = "SecondaryStatusTransitions" in job and state is not State.SUCCEEDED
     return Status(
         run=job["TrainingJobName"],
@@ -133,11 +132,9 @@ def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
 
 def _filter(name: str, operator: str, value: str) -> dict[str, str]:
     # A filter must not have an empty value. So for a tag with an empty value it only requires that the tag exists.
-    return (
-        {"Name": name, "Operator": operator, "Value": value}
-        if value
-        else {"Name": name, "Operator": "Exists"}
-    )
+    if not value:
+        return {"Name": name, "Operator": "Exists"}
+    return {"Name": name, "Operator": operator, "Value": value}
 
 
 def _iso(moment: datetime) -> str:

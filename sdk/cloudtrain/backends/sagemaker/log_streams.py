@@ -109,7 +109,8 @@ class LogStream:
             CloudError: AWS refused or cannot be reached. The next call requests the same page.
         """
         page = self._get_page(client)
-        if page is None:  # listed, but not there yet or deleted
+        # The stream is listed, and is not there yet or was deleted.
+        if page is None:
             self.is_at_end = True
             return []
         events: list[Mapping[str, Any]] = page["events"]
@@ -144,7 +145,8 @@ class LogStream:
                 )
             except _ExpiredTokenError:
                 # Tokens expire after 24 hours, for example while a laptop sleeps. Start again and skip what was read.
-                self._token, self._events_to_skip = None, self._events_read
+                self._token = None
+                self._events_to_skip = self._events_read
         return call_logs(client.get_log_events, *PAGE_FIELDS, **arguments)
 
 

@@ -127,7 +127,8 @@ class LogTail:
         changed = self.job is None or job.state != self.job.state
         self.job = job
         if changed:
-            self.list_timer.due = 0.0  # a new attempt begins new streams
+            # A new attempt begins new streams.
+            self.list_timer.due = 0.0
         if job.has_ended:
             # Poll everything at once, and quickly until it is quiet.
             self.ended_at = time.monotonic() - job.ended_seconds_ago

@@ -67,9 +67,9 @@ class JobLogs:
         found = list_streams(self._client, jobs)
         if not found.names:
             get_job()
-            found = (
-                list_streams(self._client, self._jobs(run)) if self._jobs(run) != jobs else found
-            )
+            # get_job() may have found the names of the run's training jobs.
+            if self._jobs(run) != jobs:
+                found = list_streams(self._client, self._jobs(run))
         since = only.begins(time.time() if found.listed_at is None else found.listed_at)
         streams = [LogStream(name, since) for name in found.names]
         wanted = [stream for stream in streams if only.host in (None, stream.host)]
@@ -103,7 +103,12 @@ class JobLogs:
             CloudError: AWS refused a request, or could not be reached at first or for an hour.
         """
         tail = LogTail(
-            self._client, lambda: self._jobs(run), only, get_job, on_trouble, self._scale
+            client=self._client,
+            job_names=lambda: self._jobs(run),
+            only=only,
+            get_job=get_job,
+            on_trouble=on_trouble,
+            scale=self._scale,
         )
         return tail.lines()
 

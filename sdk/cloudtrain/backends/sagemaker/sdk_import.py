@@ -58,7 +58,8 @@ def load_sdk() -> Sdk:
     from botocore.exceptions import BotoCoreError
 
     try:
-        return _import()  # raises the reason, or succeeds because no other thread imports now
+        # This raises the reason, or succeeds because no other thread imports now.
+        return _import()
     except ImportError:
         raise missing_sdk_error() from None
     except BotoCoreError:
@@ -151,7 +152,13 @@ def _import() -> Sdk:
         from sagemaker.pytorch.estimator import PyTorch
         from sagemaker.session import Session
     _accept_settings(utils)
-    return Sdk(FileSystemInput, PyTorch, Session, TensorBoardOutputConfig, TrainingInput)
+    return Sdk(
+        FileSystemInput=FileSystemInput,
+        PyTorch=PyTorch,
+        Session=Session,
+        TensorBoardOutputConfig=TensorBoardOutputConfig,
+        TrainingInput=TrainingInput,
+    )
 
 
 def _accept_settings(utils: Any) -> None:

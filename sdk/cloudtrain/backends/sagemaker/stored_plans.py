@@ -29,7 +29,8 @@ class StoredPlans:
             UserError: there is none, because something else submitted the job or deleted the file.
             CloudError: AWS refused or cannot be reached.
         """
-        folder, hint = _config_folder(job), "submit its job: cloudtrain submit JOB"
+        folder = _config_folder(job)
+        hint = "submit its job: cloudtrain submit JOB"
         if not folder:
             raise UserError(f"{run} was not submitted by cloudtrain", hint)
         uri = f"{folder.rpartition('/')[0]}/{PLAN_FILE}"

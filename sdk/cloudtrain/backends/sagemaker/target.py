@@ -100,14 +100,13 @@ class SageMakerTarget(Target):
         base = f"s3://{self.settings.bucket or PLACEHOLDER_BUCKET}/{self.settings.prefix}".rstrip(
             "/"
         )
-        own, given = f"{base}/{run}/checkpoints", spec.checkpoint.uri
+        own = f"{base}/{run}/checkpoints"
+        given = spec.checkpoint.uri
         is_new = spec.checkpoint.resume == "never"
         # SageMaker downloads all of the folder at the start, so that a new training has a folder of its own.
-        separate = (
-            f"{given.rstrip('/')}/{run}"
-            if given is not None and is_new and syncs_checkpoints(spec)
-            else given
-        )
+        separate = given
+        if given is not None and is_new and syncs_checkpoints(spec):
+            separate = f"{given.rstrip('/')}/{run}"
         checkpoints = (synced_resume_folder(spec, resumed) or separate or own).rstrip("/")
         direct = unless_resumed(given or own, own, resumed)
         shared = direct_folder_of(direct) + (f"/{run}" if direct != own and is_new else "")
@@ -142,8 +141,6 @@ class SageMakerTarget(Target):
             for each in found
             if each is not None and each.network_gbps is not None
         ]
-        return (
-            min(known)
-            if spec.cluster.preferred_instances > 1 and len(known) == len(found)
-            else None
-        )
+        if spec.cluster.preferred_instances <= 1 or len(known) < len(found):
+            return None
+        return min(known)

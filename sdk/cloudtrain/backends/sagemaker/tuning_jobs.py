@@ -92,7 +92,8 @@ class TuningJobs:
 
     def _read_trial(self, summary: Mapping[str, Any]) -> TuningTrial:
         """Return a trial with its cost. Only the description of an ended job has the seconds that AWS bills."""
-        run, state = str(summary["TrainingJobName"]), _STATES[summary["TrainingJobStatus"]]
+        run = str(summary["TrainingJobName"])
+        state = _STATES[summary["TrainingJobStatus"]]
         cost = 0.0 if "TrainingStartTime" not in summary else None
         if cost is None:
             job = self._sagemaker.describe_training_job(TrainingJobName=run)

@@ -131,7 +131,8 @@ class Uploads:
             UserError: a file cannot be read.
             botocore.exceptions.ClientError: S3 refused a file; the remaining ones are not uploaded.
         """
-        items, self._items = self._items, []
+        items = self._items
+        self._items = []
         total = sum(item.size for item in items)
         self._transfer(
             [(str(item.path), item.bucket, item.key) for item in items],
@@ -255,7 +256,8 @@ def _make_byte_counter(
     """Return a thread-safe callback for uploaded bytes. The count is negative before a part is sent again."""
     if progress is None:
         return None
-    done, lock = 0, threading.Lock()
+    done = 0
+    lock = threading.Lock()
 
     def count(step: int) -> None:
         nonlocal done

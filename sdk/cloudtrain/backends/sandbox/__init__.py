@@ -45,7 +45,8 @@ def open_backend(context: BackendContext) -> Backend:
     """Return the backend of the sandbox of this machine; start one in the background when none runs."""
     from cloudtrain.backends.sandbox.process import start_sandbox
 
-    with contextlib.suppress(OSError):  # the sandbox reports that its own folder cannot be created
+    # The sandbox reports that its own folder cannot be created.
+    with contextlib.suppress(OSError):
         make_home(context.home)
     return _connect(start_sandbox(sandbox_home(context.home)), context)
 

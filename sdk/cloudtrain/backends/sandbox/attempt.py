@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
 
 
 def _exit_with_sandbox() -> None:
-    os.read(0, 1)  # returns when the sandbox closes its end
+    # The read returns when the sandbox closes its end.
+    os.read(0, 1)
     kill(descendants())
     os._exit(1)
 

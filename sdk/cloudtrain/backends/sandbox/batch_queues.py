@@ -49,7 +49,8 @@ _TOO_LARGE = (
 _NO_CAPACITY = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - SageMaker has no capacity for the job at present."
 )
-_PREEMPTED = "Preempted by a job of a higher priority in its quota share."  # AWS does not document its own text
+# AWS does not document its own text.
+_PREEMPTED = "Preempted by a job of a higher priority in its quota share."
 _STATUS_BY_SECONDARY = {"Pending": "SCHEDULED", "Starting": "SCHEDULED", "Downloading": "STARTING"}
 """ServiceJobStatus by SecondaryStatus of a training job in progress; any other is RUNNING (same source)."""
 
@@ -98,7 +99,9 @@ class _ServiceJob:
         }
 
     def end(self, status: str, reason: str, now: int) -> None:
-        self.status, self.reason, self.stopped = status, reason, now
+        self.status = status
+        self.reason = reason
+        self.stopped = now
         if self.attempts:
             self.attempts[-1].setdefault("stoppedAt", now)
             self.attempts[-1].setdefault("statusReason", reason)
@@ -145,7 +148,8 @@ class _ServiceJob:
             **self.summary(),
             "attempts": self.attempts,
             "jobQueue": _queue_arn(self.queue),
-            "startedAt": self.started,  # required by botocore's model
+            # Required by botocore's model.
+            "startedAt": self.started,
             "isTerminated": self.is_terminated,
         }
 
@@ -205,11 +209,9 @@ class ServiceJobs:
             (QUOTA_QUEUE, "Quota share name", "quotaShareName"),
         ):
             if (queue == policy) != bool(request.get(member)):
-                words = (
-                    "must be specified when the job queue has"
-                    if queue == policy
-                    else "must not be specified without"
-                )
+                words = "must not be specified without"
+                if queue == policy:
+                    words = "must be specified when the job queue has"
                 raise _client_error(f"{name} {words} its scheduling policy")
         if not 0 <= request.get("schedulingPriority", 0) <= _MAX_PRIORITY:
             raise _client_error("Scheduling priority must be between 0 and 9999")
@@ -223,11 +225,13 @@ class ServiceJobs:
         if not reason:
             raise _client_error("reason must not be empty")
         if job.status not in _FINAL:
-            job.is_terminated, job.reason = True, reason
+            job.is_terminated = True
+            job.reason = reason
             if job.status in _WAITING:
                 job.end("FAILED", reason, self._now())
             else:
-                with contextlib.suppress(ServiceError):  # the training job has just ended
+                # The training job has just ended.
+                with contextlib.suppress(ServiceError):
                     self._training.stop(job.training_job)
         return {}
 
@@ -274,9 +278,8 @@ class ServiceJobs:
         return {"serviceEnvironments": found}
 
     def _find(self, request: Document) -> _ServiceJob:
-        job = self._jobs.get(
-            str(request.get("jobId", "")).rpartition("/")[2]
-        )  # the SageMaker SDK gives the ARN
+        # The SageMaker SDK gives the ARN.
+        job = self._jobs.get(str(request.get("jobId", "")).rpartition("/")[2])
         if job is None:
             raise _client_error(f"Service job {request.get('jobId')} not found.")
         return job
@@ -322,7 +325,8 @@ class ServiceJobs:
         lowest = min(running, key=lambda each: each.priority, default=job)
         if lowest.priority < job.priority and not any(each.is_preempted for each in running):
             lowest.is_preempted = True
-            with contextlib.suppress(ServiceError):  # the training job has just ended
+            # The training job has just ended.
+            with contextlib.suppress(ServiceError):
                 self._training.stop(lowest.training_job)
 
     def _in_order(self, queue: str) -> list[_ServiceJob]:
@@ -348,15 +352,14 @@ class ServiceJobs:
         )
         tags = [{"Key": key, "Value": value} for key, value in job.request.get("tags", {}).items()]
         request = {**job.payload, "TrainingJobName": name, **({"Tags": tags} if tags else {})}
-        job.reason, job.scheduled = "", self._now()
+        job.reason = ""
+        job.scheduled = self._now()
         try:
             arn = self._training.create(request).arn
         except (ServiceError, KeyError, TypeError) as error:
-            cause = (
-                f"{error.code}: {error.message}"
-                if isinstance(error, ServiceError)
-                else f"ValidationError: {error}"
-            )
+            cause = f"ValidationError: {error}"
+            if isinstance(error, ServiceError):
+                cause = f"{error.code}: {error.message}"
             job.end("FAILED", f"{_STATUS_PREFIX}{cause}", self._now())
             return
         job.status = "SCHEDULED"
@@ -364,7 +367,8 @@ class ServiceJobs:
 
     def _update_status(self, job: _ServiceJob) -> None:
         training_job = self._training.jobs.find(job.training_job)
-        status, now = training_job.status, self._now()
+        status = training_job.status
+        now = self._now()
         if status in ("InProgress", "Stopping"):
             job.status = _STATUS_BY_SECONDARY.get(training_job.secondary, "RUNNING")
             if job.status == "RUNNING" and not job.attempts[-1].get("startedAt"):
@@ -389,12 +393,14 @@ class ServiceJobs:
         if limit is not None and len(job.preempted) > limit:
             job.end("FAILED", _PREEMPTED, now)
         else:
-            job.status, job.reason = "RUNNABLE", _PREEMPTED
+            job.status = "RUNNABLE"
+            job.reason = _PREEMPTED
 
     def _finish_attempt(self, job: _ServiceJob, cause: str, now: int, *, has_failed: bool) -> None:
         """Record the failure of an attempt; retry the job if its retry strategy allows it."""
         is_capacity = cause.startswith("CapacityError")
-        job.failures += not is_capacity  # retry strategies do not count missing capacity
+        # Retry strategies do not count missing capacity.
+        job.failures += not is_capacity
         reason = f"{_STATUS_PREFIX}{cause}"
         job.end("FAILED", reason, now)
         strategy = job.request.get("retryStrategy", {})
@@ -408,7 +414,8 @@ class ServiceJobs:
             job.failures < strategy.get("attempts", 1) and next(matching, "RETRY") == "RETRY"
         )
         if is_capacity or (has_failed and is_allowed):
-            job.status, job.stopped = "RUNNABLE", 0
+            job.status = "RUNNABLE"
+            job.stopped = 0
             job.reason = _NO_CAPACITY if is_capacity else ""
             job.retry_at = now + _RETRY_MILLISECONDS if is_capacity else 0
 
@@ -436,7 +443,8 @@ def _is_listed(job: _ServiceJob, request: Document) -> bool:
     filters = request.get("filters")
     if not filters:
         return bool(job.status == (request.get("jobStatus") or "RUNNING"))
-    name, values = filters[0]["name"], [str(value).lower() for value in filters[0]["values"]]
+    name = filters[0]["name"]
+    values = [str(value).lower() for value in filters[0]["values"]]
     if len(filters) == 1 and name == "JOB_NAME":
         own = job.name.lower()
         return any(
@@ -465,11 +473,9 @@ def _queue_name(text: str) -> str:
 
 
 def _describe_queue(name: str) -> dict[str, Any]:
-    policy = (
-        {"schedulingPolicyArn": f"{_ARN}:scheduling-policy/cloudtrain-sandbox"}
-        if name != QUEUE
-        else {}
-    )
+    policy = {}
+    if name != QUEUE:
+        policy["schedulingPolicyArn"] = f"{_ARN}:scheduling-policy/cloudtrain-sandbox"
     return {
         "jobQueueName": name,
         "jobQueueArn": _queue_arn(name),

@@ -14,7 +14,8 @@ from cloudtrain_runtime.contract import parse_event
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
-_MOST_BYTES, _MOST_LINES = 1 << 20, 10_000
+_MOST_BYTES = 1 << 20
+_MOST_LINES = 10_000
 """Most bytes and lines of one call (PutLogEvents, API reference); one line may have more bytes."""
 
 
@@ -41,13 +42,14 @@ class LogUploader:
     def upload(self, *, final: bool = False) -> None:
         """Upload new lines; if `final`, also a last line without a newline."""
         for stream, tail in self._tails.items():
-            batch, size = list[str](), 0
-            for line in filter(
-                None, self._read(tail, final=final)
-            ):  # CloudWatch has no empty events
+            batch = list[str]()
+            size = 0
+            # CloudWatch has no empty events.
+            for line in filter(None, self._read(tail, final=final)):
                 if batch and (size + len(line) > _MOST_BYTES or len(batch) == _MOST_LINES):
                     self._send(stream, batch)
-                    batch, size = [], 0
+                    batch = []
+                    size = 0
                 batch.append(line)
                 size += len(line)
             if batch:
@@ -76,7 +78,8 @@ class LogUploader:
                 try:
                     self._job.metrics[name] = (float(match[1]), now)
                 except (ValueError, TypeError):
-                    continue  # the captured text is no number
+                    # The captured text is no number.
+                    continue
 
     def _send(self, stream: str, batch: list[str]) -> None:
         milliseconds = round(self._clock() * 1000)

@@ -56,10 +56,8 @@ class _Resource:
 
 def _resources(kind: str, label: str, name: str) -> Resources[_Resource]:
     code = "ValidationException"
-    taken, missing = (
-        f'Cannot create already existing {name} "{{arn}}".',
-        f'Could not find {name} "{{arn}}".',
-    )
+    taken = f'Cannot create already existing {name} "{{arn}}".'
+    missing = f'Could not find {name} "{{arn}}".'
     return Resources(kind, label, taken=(code, taken), missing=(code, missing))
 
 
@@ -167,11 +165,19 @@ class Endpoints:
 
     def _create_endpoint(self, request: Document) -> Document:
         check_model(request, "CreateEndpointInput")
-        name, config = str(request["EndpointName"]), self._configs.find(request)
+        name = str(request["EndpointName"])
+        config = self._configs.find(request)
         variant = config.request["ProductionVariants"][0]
         model = self._models.get(variant["ModelName"])
-        uri = "" if model is None else model.request["PrimaryContainer"].get("ModelDataUrl", "")
-        runner = EndpointRunner(name, str(variant["VariantName"]), uri, self._shared)
+        uri = ""
+        if model is not None:
+            uri = model.request["PrimaryContainer"].get("ModelDataUrl", "")
+        runner = EndpointRunner(
+            name=name,
+            variant=str(variant["VariantName"]),
+            uri=uri,
+            shared=self._shared,
+        )
         response = self._add(self._endpoints, request, runner)
         runner.start()
         return response

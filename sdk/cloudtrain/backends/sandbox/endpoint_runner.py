@@ -33,7 +33,10 @@ class EndpointRunner:
     def __init__(self, name: str, variant: str, uri: str, shared: RunnerEnvironment) -> None:
         self.status = "Creating"
         self.reason = ""
-        self._name, self._variant, self._uri, self._shared = name, variant, uri, shared
+        self._name = name
+        self._variant = variant
+        self._uri = uri
+        self._shared = shared
         self._folder: Path | None = None
         self._server: LocalServer | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import re
 import socket
@@ -84,7 +83,8 @@ class HttpFrontend:
         reason = self._access.rejection_reason(environ)
         if reason:
             _discard_body(environ)
-            code, s3_code = "UnrecognizedClientException", "InvalidAccessKeyId"
+            code = "UnrecognizedClientException"
+            s3_code = "InvalidAccessKeyId"
             return _refuse(environ, start_response, code, s3_code, reason, 403, 403)
 
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -122,12 +122,9 @@ class HttpFrontend:
         if is_batch or (is_sagemaker and operation in self._sagemaker):
             try:
                 document = load_json(_body(environ) or b"{}")
-                handle = (
-                    functools.partial(self._batch.handle, operation)
-                    if is_batch
-                    else self._sagemaker[operation]
-                )
-                return _send(start_response, 200, handle(document))
+                if is_batch:
+                    return _send(start_response, 200, self._batch.handle(operation, document))
+                return _send(start_response, 200, self._sagemaker[operation](document))
             except ServiceError as error:
                 return _send(start_response, 400, {"__type": error.code, "message": error.message})
             except (ValueError, TypeError, KeyError) as error:
@@ -138,7 +135,8 @@ class HttpFrontend:
     def _invoke(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Send a request to an endpoint's model, and its answer or a ModelError to the client."""
         name = str(environ["PATH_INFO"]).split("/")[2]
-        content_type, accept = environ.get("CONTENT_TYPE", ""), environ.get("HTTP_ACCEPT", "")
+        content_type = environ.get("CONTENT_TYPE", "")
+        accept = environ.get("HTTP_ACCEPT", "")
         body = _body(environ)
         if len(body) > MAX_REQUEST_BYTES:
             message = f"Body exceeds the limit of {MAX_REQUEST_BYTES} bytes"

@@ -43,7 +43,8 @@ _POLL_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
 _NO_CAPACITY = "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 _INTERNAL_ERROR = "InternalServerError: We encountered an internal error.  Please try again."
-_MAX_RUNTIME, _MAX_WAIT = "MaxRuntimeExceeded", "MaxWaitTimeExceeded"
+_MAX_RUNTIME = "MaxRuntimeExceeded"
+_MAX_WAIT = "MaxWaitTimeExceeded"
 _EXIT_CODE_CHARACTERS = 40
 """Characters of FailureReason that are reserved for the exit code at its end."""
 
@@ -201,7 +202,13 @@ class JobRunner:
             dump_json(document, indent=1) + "\n", encoding="utf-8"
         )
         job.enter("Training")
-        uploader = LogUploader(job, folder, hosts, self._shared.logs, job.clock)
+        uploader = LogUploader(
+            job=job,
+            folder=folder,
+            hosts=hosts,
+            logs=self._shared.logs,
+            clock=job.clock,
+        )
         try:
             self._start(folder.root)
             ending = self._watch(folder, uploader, syncs)
@@ -368,10 +375,10 @@ class JobRunner:
                 self._is_instance_dead = False
                 job.enter("Interrupted" if job.is_spot else "Restarting")
                 return
-            has_cause = bool(outcome["reason"]) and not self._is_instance_dead
-            reason = (
-                _failure_reason(outcome, folder, hosts) if has_cause else self._internal_error()
-            )
+            if outcome["reason"] and not self._is_instance_dead:
+                reason = _failure_reason(outcome, folder, hosts)
+            else:
+                reason = self._internal_error()
             self._upload(folder.root)
             self._fail(reason)
             return
@@ -414,11 +421,11 @@ def _read_outcome(root: Path) -> dict[str, Any]:
 def _failure_reason(outcome: Mapping[str, Any], folder: JobFolder, hosts: tuple[str, ...]) -> str:
     """Return FailureReason as SageMaker writes it: failure file and exit code of the first failed host."""
     codes = [code for code in outcome["exit_codes"].values() if code != 0]
-    if not codes:  # no process was started
+    # No process was started.
+    if not codes:
         return f"ClientError: {outcome['reason']}"[:FAILURE_CHARACTERS]
     code = codes[0] if codes[0] >= 0 else 128 - codes[0]
-    has_failure_file = any(folder.tree(host).failure.is_file() for host in hosts)
-    text = (
-        outcome["reason"][: FAILURE_CHARACTERS - _EXIT_CODE_CHARACTERS] if has_failure_file else ""
-    )
+    text = ""
+    if any(folder.tree(host).failure.is_file() for host in hosts):
+        text = outcome["reason"][: FAILURE_CHARACTERS - _EXIT_CODE_CHARACTERS]
     return f"AlgorithmError: {text}, exit code: {code}"

@@ -98,7 +98,8 @@ def lock_home(home: Path) -> IO[str]:
         UserError: Another sandbox holds the lock, or the folder cannot be created or used.
     """
     try:
-        make_folder(home, 0o700)  # readable by its owner only
+        # The folder is readable by its owner only.
+        make_folder(home, 0o700)
         _check_state_file(home)
         lock = (home / _LOCK_FILE).open("a")
     except OSError as error:

@@ -15,7 +15,8 @@ from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_req
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 
-MAX_RUNTIME_SECONDS = 28 * 86400  # StoppingCondition, API reference 2026: 28 days
+# StoppingCondition, API reference 2026: 28 days.
+MAX_RUNTIME_SECONDS = 28 * 86400
 _SANDBOX_PREFIX = "cloudtrain sandbox:"
 _MAPPING_FIELDS = ("Environment", "HyperParameters", "StaticHyperParameters")
 _CHECKPOINTS_PATH = str(CONTAINER_TREE.checkpoints)
@@ -65,11 +66,9 @@ def check_model(request: Mapping[str, Any], shape: str) -> None:
             "SerializationException", f"a field has the wrong type: {error}"
         ) from None
     if violations:
-        count = (
-            "1 validation error" if len(violations) == 1 else f"{len(violations)} validation errors"
-        )
+        errors = "error" if len(violations) == 1 else "errors"
         found = "; ".join(_constraint(request, each, shape) for each in violations)
-        raise validation_error(f"{count} detected: {found}")
+        raise validation_error(f"{len(violations)} validation {errors} detected: {found}")
 
 
 def check_role(request: Mapping[str, Any], trust: str | None) -> None:
@@ -120,7 +119,8 @@ def _constraint(request: Mapping[str, Any], violation: Violation, operation: str
     ]
     try:
         shape = {} if violation.is_key else limit_of(*members, of=operation)
-    except KeyError:  # a field that the model lacks
+    except KeyError:
+        # A field that the model lacks.
         shape = {}
     if violation.bound is not None and violation.got is not None and shape:
         size = "value" if isinstance(value, int | float) else "length"
@@ -136,7 +136,9 @@ def _constraint(request: Mapping[str, Any], violation: Violation, operation: str
 
 
 def _camel(part: str | int) -> str:
-    return f"{part + 1}.member" if isinstance(part, int) else part[:1].lower() + part[1:]
+    if isinstance(part, int):
+        return f"{part + 1}.member"
+    return part[:1].lower() + part[1:]
 
 
 def _algorithm(request: Mapping[str, Any]) -> Iterator[str]:
@@ -191,7 +193,8 @@ def _cluster(request: Mapping[str, Any]) -> Iterator[str]:
 
 def _times(request: Mapping[str, Any]) -> Iterator[str]:
     stopping = request["StoppingCondition"]
-    runtime, wait = stopping.get("MaxRuntimeInSeconds", 86400), stopping.get("MaxWaitTimeInSeconds")
+    runtime = stopping.get("MaxRuntimeInSeconds", 86400)
+    wait = stopping.get("MaxWaitTimeInSeconds")
     if request.get("EnableManagedSpotTraining"):
         if wait is None or wait < runtime:
             yield (
@@ -236,7 +239,8 @@ def _sandbox_only(request: Mapping[str, Any]) -> Iterator[str]:
     if "InstanceGroups" in request["ResourceConfig"]:
         yield f"{_SANDBOX_PREFIX} InstanceGroups are not supported"
     for channel in request.get("InputDataConfig", ()):
-        name, source = channel["ChannelName"], channel["DataSource"].get("S3DataSource")
+        name = channel["ChannelName"]
+        source = channel["DataSource"].get("S3DataSource")
         if "FileSystemDataSource" in channel["DataSource"]:
             continue
         if source is None:

@@ -89,7 +89,8 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
         UserError: The port is in use, or another sandbox uses the folder.
     """
     require_packages()
-    _lock = lock_home(options.home)  # held until this process ends
+    # The lock is held until this process ends.
+    _lock = lock_home(options.home)
     from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 
     for name in (_JOBS_FOLDER, _ENDPOINTS_FOLDER):
@@ -101,20 +102,19 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
     is_ending = threading.Event()
     server, sandbox = _start(options, is_ending)
     try:
-        _state = write_state(options.home, sandbox)  # locked until this process ends
+        # The file stays locked until this process ends.
+        _state = write_state(options.home, sandbox)
         on_ready(sandbox)
-        while not is_signalled.wait(
-            1.0
-        ):  # some platforms do not interrupt a wait without a timeout
+        # Some platforms do not interrupt a wait without a timeout.
+        while not is_signalled.wait(1.0):
             continue
     finally:
         (options.home / STATE_FILE).unlink(missing_ok=True)
         server.shutdown()
         server.server_close()
         is_ending.set()
-        for _ in range(
-            _KILL_ROUNDS
-        ):  # the second one reaches processes that were starting during the first
+        # The second round reaches processes that were starting during the first.
+        for _ in range(_KILL_ROUNDS):
             kill(descendants())
     # Exit without joining the threads of jobs, which may still wait for killed processes.
     os._exit(0)
@@ -123,7 +123,8 @@ def serve(options: ServerOptions, on_ready: Callable[[Sandbox], None]) -> None:
 def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, Sandbox]:
     """Start the server in a thread, then create the account through its API."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]  # the user's AWS settings must not reach moto or a container
+        # The user's AWS settings must not reach moto or a container.
+        del os.environ[name]
     os.environ.update({**NO_SHARED_FILES, **exclude_loopback(os.environ)})
     from botocore.config import Config
     from moto.moto_server.werkzeug_app import (
@@ -152,7 +153,8 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
         raise UserError(
             f"cannot use port {options.port}: {error}", "choose another port with --port"
         ) from None
-    key, service_key = make_access_key(), make_access_key()
+    key = make_access_key()
+    service_key = make_access_key()
     sandbox = _describe(server.server_port, key)
     session = make_isolated_session(sandbox.endpoint, service_key, "service", REGION)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
@@ -189,7 +191,14 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     tags = tag_operations((jobs.jobs, tuning.jobs, *endpoints.collections))
     operations = {**jobs.operations, **tuning.operations, **endpoints.operations, **tags}
     access = AccessControl(server.server_port, key, service_key)
-    server.app = HttpFrontend(moto, operations, endpoints, faults, batch, access)
+    server.app = HttpFrontend(
+        moto=moto,
+        sagemaker=operations,
+        endpoints=endpoints,
+        faults=faults,
+        batch=batch,
+        access=access,
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     steps = (tuning.advance, batch.schedule)
     threading.Thread(
@@ -228,11 +237,18 @@ def _describe(port: int, access_key: str) -> Sandbox:
         # A client with a proxy would send its key there.
         **exclude_loopback(os.environ),
     }
-    return Sandbox(endpoint, role, BUCKET, environment, os.getpid())
+    return Sandbox(
+        endpoint=endpoint,
+        role=role,
+        bucket=BUCKET,
+        environment=environment,
+        process=os.getpid(),
+    )
 
 
 def _now() -> float:
-    return round(time.time(), 3)  # AWS has a resolution of milliseconds
+    # AWS has a resolution of milliseconds.
+    return round(time.time(), 3)
 
 
 def _trust_policy(iam: Any, arn: str) -> str | None:

@@ -14,7 +14,8 @@ SPOT_PRICE_RATIO = 0.3
 """Share of spot training time that the sandbox bills. AWS bills market prices, up to 90 % below on demand. This example
 value makes BillableTimeInSeconds and TrainingTimeInSeconds differ as they do in AWS."""
 
-FAILURE_CHARACTERS = 1024  # botocore's model of FailureReason
+# From botocore's model of FailureReason.
+FAILURE_CHARACTERS = 1024
 _HEALTHY_FAILURES = ("AlgorithmError", "ClientError")
 """Failures after which AWS keeps the cluster as a warm pool. Source: AWS's guide of warm pools, Creation."""
 FINAL = frozenset({"Completed", "Failed", "Stopped"})
@@ -260,7 +261,9 @@ class TrainingJob:
     def training_seconds(self) -> float:
         """Wall-clock seconds on instances so far, over all attempts."""
         with self._lock:
-            running = 0.0 if self._attempt_started is None else self.clock() - self._attempt_started
+            running = 0.0
+            if self._attempt_started is not None:
+                running = self.clock() - self._attempt_started
             return self._training_seconds + running
 
     def summary(self) -> dict[str, Any]:
@@ -288,12 +291,11 @@ class TrainingJob:
             seconds = round(self.training_seconds)
             billed = round(seconds * SPOT_PRICE_RATIO) if self.is_spot else seconds
             has_run = self.ended is not None
-            model = (
-                "model/"
-                if self.request["OutputDataConfig"].get("CompressionType") == "NONE"
-                else "model.tar.gz"
-            )
-            has_model = self.status in ("Completed", "Stopped") and self.started is not None
+            artifacts = None
+            if self.status in ("Completed", "Stopped") and self.started is not None:
+                is_folder = self.request["OutputDataConfig"].get("CompressionType") == "NONE"
+                model = "model/" if is_folder else "model.tar.gz"
+                artifacts = {"S3ModelArtifacts": f"{self.output_uri}/{model}"}
             metrics = [
                 {"MetricName": name, "Value": value, "Timestamp": moment}
                 for name, (value, moment) in list(self.metrics.items())
@@ -313,9 +315,7 @@ class TrainingJob:
                     dict(transition) for transition in self._transitions
                 ],
                 "FinalMetricDataList": metrics or None,
-                "ModelArtifacts": {"S3ModelArtifacts": f"{self.output_uri}/{model}"}
-                if has_model
-                else None,
+                "ModelArtifacts": artifacts,
                 "TrainingTimeInSeconds": seconds if has_run else None,
                 "BillableTimeInSeconds": billed if has_run else None,
                 **{flag: bool(self.request.get(flag)) for flag in flags},

@@ -206,16 +206,17 @@ def _record_of(job: TrainingJob) -> Document:
 
 
 def _matches(record: Document, condition: Document) -> bool:
-    name, wanted = str(condition["Name"]), str(condition.get("Value", ""))
+    name = str(condition["Name"])
+    wanted = str(condition.get("Value", ""))
     test = str(condition.get("Operator", "Equals"))
     actual = _property(record, name)
     if test == "Exists" or actual is None:
         return actual is not None
     is_number = isinstance(actual, int | float) and not isinstance(actual, bool)
     try:
-        return _SEARCH_OPERATORS[test](
-            *((actual, _number(name, wanted)) if is_number else (str(actual), wanted))
-        )
+        if is_number:
+            return _SEARCH_OPERATORS[test](actual, _number(name, wanted))
+        return _SEARCH_OPERATORS[test](str(actual), wanted)
     except (KeyError, TypeError):
         message = (
             f"cloudtrain sandbox: the operator {test} is not supported for the property {name}"

@@ -20,10 +20,11 @@ OBJECTIVE_HYPERPARAMETER = "_tuning_objective_metric"
 OBJECTIVE_METRIC = "FinalHyperParameterTuningJobObjectiveMetric"
 """Member of a trial's summary."""
 _WITHOUT_OBJECTIVE = 5
-_ALL_FAILED = "All training jobs failed. Please take a look at the training jobs failures to get more details."  # AWS's text
+# Both texts are AWS's.
+_ALL_FAILED = "All training jobs failed. Please take a look at the training jobs failures to get more details."
 _NO_OBJECTIVE = (
     f"No objective metrics found after running {_WITHOUT_OBJECTIVE} training jobs. Please ensure that the custom "
-    "algorithm is emitting the objective metric as defined by the regular expression provided."  # AWS's text
+    "algorithm is emitting the objective metric as defined by the regular expression provided."
 )
 _RETRYABLE = ("CapacityError", "InternalServerError")
 _STATUS_COUNTERS = ("Completed", "InProgress", "RetryableError", "NonRetryableError", "Stopped")
@@ -141,16 +142,18 @@ class TuningJob:
         for trial in self._trials:
             trial.job.is_stop_requested.set()
 
+    def _next_values(self) -> Mapping[str, str]:
+        if self._grid is None:
+            return sample(self._ranges, self._source)
+        return self._grid[len(self._trials)]
+
     def _start(self) -> None:
-        values = (
-            sample(self._ranges, self._source)
-            if self._grid is None
-            else self._grid[len(self._trials)]
-        )
+        values = self._next_values()
         name = f"{self.name}-{len(self._trials) + 1:03d}-{self._names.getrandbits(32):08x}"
         try:
             job = self.create(training_request(self.request, name, values), self.arn)
-        except ServiceError as error:  # its role or input has been deleted
+        except ServiceError as error:
+            # Its role or input has been deleted.
             self._failure = error.message
             return
         self._trials.append(Trial(job, values))
@@ -169,11 +172,9 @@ class TuningJob:
         if not trial.job.is_final:
             return "Pending"
         has_ended = trial.job.status in ("Completed", "Stopped")
-        return (
-            "Succeeded"
-            if has_ended and trial.objective(self._objective["MetricName"]) is not None
-            else "Failed"
-        )
+        if has_ended and trial.objective(self._objective["MetricName"]) is not None:
+            return "Succeeded"
+        return "Failed"
 
     @property
     def _objective(self) -> Mapping[str, str]:
@@ -181,7 +182,8 @@ class TuningJob:
 
     def trial_summary(self, trial: Trial) -> dict[str, Any]:
         """Return a trial's entry in ListTrainingJobsForHyperParameterTuningJob."""
-        job, value = trial.job, trial.objective(self._objective["MetricName"])
+        job = trial.job
+        value = trial.objective(self._objective["MetricName"])
         fields = {
             "TrainingJobName": job.name,
             "TrainingJobArn": job.arn,
@@ -192,10 +194,9 @@ class TuningJob:
             "TunedHyperParameters": dict(trial.values),
             "FailureReason": job.failure or None,
             "ObjectiveStatus": self._objective_status(trial),
-            OBJECTIVE_METRIC: None
-            if value is None or not job.is_final
-            else {**self._objective, "Value": value},
         }
+        if value is not None and job.is_final:
+            fields[OBJECTIVE_METRIC] = {**self._objective, "Value": value}
         return without_none(fields)
 
     def summary(self) -> dict[str, Any]:
@@ -234,10 +235,8 @@ class TuningJob:
             return without_none(fields)
 
     def _best(self) -> Trial | None:
-        name, sign = (
-            self._objective["MetricName"],
-            1 if self._objective["Type"] == "Minimize" else -1,
-        )
+        name = self._objective["MetricName"]
+        sign = 1 if self._objective["Type"] == "Minimize" else -1
         found = [each for each in self._trials if self._objective_status(each) == "Succeeded"]
         return min(found, key=lambda each: sign * (each.objective(name) or 0.0), default=None)
 

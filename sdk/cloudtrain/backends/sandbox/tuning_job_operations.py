@@ -87,7 +87,8 @@ class TuningJobs:
         return {"HyperParameterTuningJobSummaries": page, **more}
 
     def _list_trials(self, request: Document) -> Document:
-        job, status = self.jobs.find(request), request.get("StatusEquals")
+        job = self.jobs.find(request)
+        status = request.get("StatusEquals")
         found = [
             job.trial_summary(each) for each in job.trials if status in (None, each.job.status)
         ]
@@ -97,7 +98,8 @@ class TuningJobs:
             for each in found
             if OBJECTIVE_METRIC in each
         }
-        if request.get("SortBy") == by_value:  # AWS returns only the jobs that have a value
+        # AWS returns only the jobs that have a value.
+        if request.get("SortBy") == by_value:
             found = [
                 {**each, by_value: values[name]}
                 for each in found
@@ -119,7 +121,8 @@ def _check(request: Document) -> Iterator[str]:
     if "TrainingJobDefinition" not in request:
         yield "Exactly one of TrainingJobDefinition and TrainingJobDefinitions must be specified"
         return
-    definition, ranges = request["TrainingJobDefinition"], config.get("ParameterRanges", {})
+    definition = request["TrainingJobDefinition"]
+    ranges = config.get("ParameterRanges", {})
     if "AutoParameters" in ranges:
         yield "cloudtrain sandbox: AutoParameters are not supported"
     resources = definition.get("HyperParameterTuningResourceConfig", {})

@@ -14,11 +14,9 @@ from typing import Any
 Ranges = Mapping[str, Sequence[Mapping[str, Any]]]
 """ParameterRanges of a request."""
 
-CONTINUOUS, INTEGER, CATEGORICAL = (
-    "ContinuousParameterRanges",
-    "IntegerParameterRanges",
-    "CategoricalParameterRanges",
-)
+CONTINUOUS = "ContinuousParameterRanges"
+INTEGER = "IntegerParameterRanges"
+CATEGORICAL = "CategoricalParameterRanges"
 
 
 def check_ranges(ranges: Ranges, static: Mapping[str, str], strategy: str) -> Iterator[str]:
@@ -39,9 +37,11 @@ def check_ranges(ranges: Ranges, static: Mapping[str, str], strategy: str) -> It
 
 
 def _check_bounds(each: Mapping[str, Any], read: type[float | int]) -> Iterator[str]:
-    name, scaling = each["Name"], each.get("ScalingType", "Auto")
+    name = each["Name"]
+    scaling = each.get("ScalingType", "Auto")
     try:
-        least, most = read(each["MinValue"]), read(each["MaxValue"])
+        least = read(each["MinValue"])
+        most = read(each["MaxValue"])
     except ValueError:
         yield f"MinValue and MaxValue of {name} must be numbers of its range's type"
         return
@@ -57,11 +57,13 @@ def sample(ranges: Ranges, source: random.Random) -> dict[str, str]:
     """Return one random value of each range, as the text of a hyperparameter."""
     values: dict[str, str] = {}
     for each in ranges.get(CONTINUOUS, ()):
-        least, most = float(each["MinValue"]), float(each["MaxValue"])
+        least = float(each["MinValue"])
+        most = float(each["MaxValue"])
         value = _scaled(least, most, each.get("ScalingType", "Auto"), source)
         values[each["Name"]] = repr(min(max(value, least), most))
     for each in ranges.get(INTEGER, ()):
-        first, last = int(each["MinValue"]), int(each["MaxValue"])
+        first = int(each["MinValue"])
+        last = int(each["MaxValue"])
         if each.get("ScalingType") == "Logarithmic":
             number = round(_scaled(first - 0.5, last + 0.5, "Logarithmic", source))
             values[each["Name"]] = str(min(max(number, first), last))
