@@ -100,8 +100,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     yield CheckGroup(("checkpoints",), checkpoints.check_checkpoints)
     if plan.config.train is not None and plan.config.train.init_from is not None:
         yield CheckGroup(("initial weights",), checkpoints.check_initial_weights)
-    quotas = ("quota", "job quotas", "warm pool") if is_kept_warm else ("quota", "job quotas")
-    yield CheckGroup(quotas, quota.check_quotas)
+    warm_pool = ("warm pool",) if is_kept_warm else ()
+    yield CheckGroup(("quota", "job quotas", *warm_pool), quota.check_quotas)
     if quota.has_training_plan(plan):
         yield CheckGroup(("training plan",), quota.check_training_plan)
     if plan.queue is not None:
@@ -109,9 +109,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     if is_kept_warm:
         yield CheckGroup(("warm start",), quota.check_pools)
     yield CheckGroup(("image",), image.check_image)
-    names = (
-        ("subnets", "security groups", "way to s3") if "VpcConfig" in plan.request else ("network",)
-    )
+    has_vpc = "VpcConfig" in plan.request
+    names = ("subnets", "security groups", "way to s3") if has_vpc else ("network",)
     to_pypi = ("way to pypi",) if network.needs_way_to_pypi(plan) else ()
     yield CheckGroup((*names, *to_pypi), network.check_network)
     if MLFLOW_URI_VARIABLE in plan.request.get("Environment", {}):

@@ -115,7 +115,8 @@ def check_identity(context: Account) -> Iterator[Check]:
             raise
         yield failed("identity", *describe_error(error))
         return
-    arn, account = caller["Arn"], caller["Account"]
+    arn = caller["Arn"]
+    account = caller["Account"]
     wanted = context.settings.account
     if wanted is not None and wanted != account:
         yield failed(
@@ -135,7 +136,8 @@ def check_clock(context: Account) -> Iterator[Check]:
     before = time.time()
     try:
         answer = context.client("sts").get_caller_identity()
-    except ClientError as error:  # a rejection is an answer, too: its reason may be the clock
+    except ClientError as error:
+        # A rejection is an answer, too: its reason may be the clock.
         answer = error.response
     here = (before + time.time()) / 2
     there = aws_time(answer)
@@ -143,7 +145,8 @@ def check_clock(context: Account) -> Iterator[Check]:
         yield unknown("clock", "the response has no Date header")
         return
     skew = round(abs(here - there))
-    if skew <= 1:  # the header has whole seconds
+    # The header has whole seconds.
+    if skew <= 1:
         yield passed("clock", "agrees with AWS's clock")
         return
     detail = describe_skew(here, there)
@@ -169,13 +172,13 @@ def check_settings(settings: Settings) -> tuple[Check, ...]:
     except CloudError as error:
         return (unknown("identity", error.message, error.hint),)
     groups = [CheckGroup(("identity",), check_identity)]
-    groups += [CheckGroup(("role", "trust"), check_role)] if settings.role else []
-    groups += [CheckGroup(("bucket",), storage.check_bucket)] if settings.bucket else []
-    groups += (
-        [CheckGroup(("subnets", "security groups"), network.check_network_settings)]
-        if settings.subnets
-        else []
-    )
+    if settings.role:
+        groups.append(CheckGroup(("role", "trust"), check_role))
+    if settings.bucket:
+        groups.append(CheckGroup(("bucket",), storage.check_bucket))
+    if settings.subnets:
+        names = ("subnets", "security groups")
+        groups.append(CheckGroup(names, network.check_network_settings))
     results = map_concurrently(lambda group: group.run(account), groups)
     return tuple(check for checks in results for check in checks)
 
@@ -187,7 +190,8 @@ def _found(candidates: Iterator[Candidate]) -> Candidates:
     found: list[Candidate] = []
     unanswered = fix = ""
     try:
-        found.extend(candidates)  # keeps the candidates before an error
+        # extend() keeps the candidates before an error.
+        found.extend(candidates)
     except (BotoCoreError, ClientError, ResponseParserError, UnansweredError, ValueError) as error:
         unanswered, fix = describe_error(error)
     found.sort(key=lambda each: (not each.fits, each.detail == _SERVICE_ROLE_DETAIL, each.value))
@@ -239,11 +243,9 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
     try:
         region = bucket_region(account, name, owner)
     except ClientError as error:
-        why = (
-            "cannot be examined without the permission s3:ListBucket"
-            if is_denied(error)
-            else describe_error(error)[0]
-        )
+        why = "cannot be examined without the permission s3:ListBucket"
+        if not is_denied(error):
+            why = describe_error(error)[0]
         return Candidate(name, fits=False, detail=why)
     if region != account.region:
         return _in_another_region(name, region, account.region)
@@ -260,5 +262,5 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
     default: Mapping[str, str] = next((each for each in defaults if each is not None), {})
     key = default.get("KMSMasterKeyID")
     own = key if key and "alias/aws/" not in key else None
-    how = f"with its key {own}" if own else f"with {default.get('SSEAlgorithm', 'AES256')}"
-    return Candidate(name, fits=True, detail=f"encrypted {how}", kms_key=own)
+    how = f"its key {own}" if own else default.get("SSEAlgorithm", "AES256")
+    return Candidate(name, fits=True, detail=f"encrypted with {how}", kms_key=own)

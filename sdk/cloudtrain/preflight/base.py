@@ -203,7 +203,8 @@ class CheckGroup:
         """Run the checks; after an error the remaining checks are `unknown`."""
         checks: list[Check] = []
         try:
-            checks.extend(self.check(context))  # keeps the checks before an error
+            # extend() keeps the checks before an error.
+            checks.extend(self.check(context))
         except Exception as error:  # noqa: BLE001 (an error in one check must not hide the others)
             detail, fix = describe_error(error)
             reported = {check.name for check in checks}
@@ -237,7 +238,9 @@ def is_denied(error: Exception) -> bool:
 
 def _one_line(text: str) -> str:
     line = redact(" ".join(text.split()))
-    return line if len(line) <= _MAX_MESSAGE_CHARACTERS else line[:_MAX_MESSAGE_CHARACTERS] + "..."
+    if len(line) <= _MAX_MESSAGE_CHARACTERS:
+        return line
+    return line[:_MAX_MESSAGE_CHARACTERS] + "..."
 
 
 def find(absent: Collection[str], call: Callable[..., T], **arguments: Any) -> T | None:

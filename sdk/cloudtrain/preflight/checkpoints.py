@@ -34,7 +34,8 @@ class _FolderContent:
 
 def check_checkpoints(context: CheckContext) -> Iterator[Check]:
     """Check that this run can save its checkpoints without conflicts, and resume as requested."""
-    uri, resume = context.plan.locations.checkpoints, context.plan.config.checkpoint.resume
+    uri = context.plan.locations.checkpoints
+    resume = context.plan.config.checkpoint.resume
     local = next((each for each in (resume, uri) if each.startswith("file://")), None)
     if local is not None:
         message = f"{local} is on this machine, where no cluster can read it"
@@ -56,12 +57,14 @@ def check_checkpoints(context: CheckContext) -> Iterator[Check]:
 
 def check_initial_weights(context: CheckContext) -> Iterator[Check]:
     """Check that the weights that `train.init_from` names exist, unless the run resumes and has its own."""
-    name, config = "initial weights", context.plan.config
+    name = "initial weights"
+    config = context.plan.config
     uri = str(config.train and config.train.init_from).rstrip("/")
     if config.checkpoint.resume not in ("auto", "never"):
         yield passed(name, "the run resumes with its own weights")
         return
-    found, is_new = "", True
+    found = ""
+    is_new = True
     with SuppressCodes(MISSING_BUCKET):
         found = _find_weights(context, uri)
         is_new = config.checkpoint.resume == "never" or not _newest_at(
@@ -91,7 +94,8 @@ def _find_weights(context: CheckContext, uri: str) -> str:
 
 
 def _check_task(context: CheckContext, uri: str, own: _FolderContent) -> Check:
-    config, run = context.plan.config, context.plan.run
+    config = context.plan.config
+    run = context.plan.run
     resume = config.checkpoint.resume
     newest = next(_manifests(context, uri, own), None)
     if newest is not None and _is_running(context, newest.run):
@@ -190,11 +194,9 @@ def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check
         found.append(f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
     config = context.plan.config.checkpoint
     place = config.uri if config.resume in ("auto", "never") else config.resume
-    newest = (
-        _newest_at(context, place, config.resume_run)
-        if place and config.resume != "never"
-        else None
-    )
+    newest = None
+    if place and config.resume != "never":
+        newest = _newest_at(context, place, config.resume_run)
     if newest is not None:
         found.append(
             f"cloudtrain_runtime.checkpoint will resume from step {newest.step} of run {newest.run}"

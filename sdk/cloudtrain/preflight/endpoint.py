@@ -72,7 +72,9 @@ def _check_permissions(context: EndpointContext) -> Iterator[Check]:
 
     Source: SageMaker developer guide, execution roles, permissions for CreateModel, 2026-11.
     """
-    own, region, model = context.role, context.region, context.requests["CreateModel"]
+    own = context.role
+    region = context.region
+    model = context.requests["CreateModel"]
     values = {
         "bucket": (f"arn:{own.partition}:s3:::{split_uri(context.package).bucket}",),
         "input": rights.objects(own, (context.package,)),
@@ -86,7 +88,8 @@ def _check_permissions(context: EndpointContext) -> Iterator[Check]:
 
 def _check_caller(context: EndpointContext) -> Iterator[Check]:
     """Check by simulation that the caller may create the endpoint, pass the role and upload the package."""
-    its_role, region = context.role, context.region
+    its_role = context.role
+    region = context.region
     kinds = (("Model", "model"), ("EndpointConfig", "endpoint-config"), ("Endpoint", "endpoint"))
     names = {kind: str(context.requests[f"Create{kind}"][f"{kind}Name"]) for kind, _ in kinds}
     needed = [
@@ -126,7 +129,8 @@ def _entries(context: EndpointContext) -> tuple[Request, ...]:
         "VpcSecurityGroupIds": network.get("SecurityGroupIds", ()),
     }
     key = context.requests["CreateEndpointConfig"].get("KmsKeyId")
-    keys = () if key is None else (_KEY, f"{_KEY}Arn")  # some policies use the older name
+    # Some policies use the older name.
+    keys = () if key is None else (_KEY, f"{_KEY}Arn")
     return (
         *role.operation_entries("CreateEndpoint"),
         *(
@@ -140,16 +144,20 @@ def _entries(context: EndpointContext) -> tuple[Request, ...]:
 
 def _check_quota(context: EndpointContext) -> Iterator[Check]:
     """Check the quota of endpoint instances of the type, with those in use."""
-    kind, wanted = context.variant["InstanceType"], context.variant["InitialInstanceCount"]
+    kind = context.variant["InstanceType"]
+    wanted = context.variant["InitialInstanceCount"]
     scaling = context.requests.get("RegisterScalableTarget", {})
     most = int(scaling.get("MaxCapacity", wanted))
-    name = f"{kind} for endpoint usage"  # as in CreateEndpoint's ResourceLimitExceeded errors
+    # As in CreateEndpoint's ResourceLimitExceeded errors.
+    name = f"{kind} for endpoint usage"
     quotas, used = quota.look_up(context, {name}, lambda: _count_use(context, kind))
     found = quotas.get(name)
     if found is None:
         yield quota.unlisted(context, name)
         return
-    counted = "the instances in use could not be counted" if used is None else f"{used} in use"
+    counted = "the instances in use could not be counted"
+    if used is not None:
+        counted = f"{used} in use"
     detail = f"{name}: {found.value} in {context.region}, {counted}, the endpoint needs {wanted}"
     if (used or 0) + wanted > found.value:
         yield failed("quota", detail, quota.increase(context, found, (used or 0) + most))

@@ -27,7 +27,8 @@ def mounted_channels(plan: Plan) -> list[Document]:
 
 def check_file_system(channel: Document, context: CheckContext) -> Iterator[Check]:
     """Check the file system that a channel mounts."""
-    name, source = f"data.{channel['ChannelName']}", channel["DataSource"][_SOURCE]
+    name = f"data.{channel['ChannelName']}"
+    source = channel["DataSource"][_SOURCE]
     check = _check_lustre if source["FileSystemType"] == "FSxLustre" else _check_efs
     with SuppressCodes(("FileSystemNotFound",)):
         yield check(context, name, source)
@@ -50,7 +51,8 @@ def _check_lustre(context: CheckContext, name: str, source: Document) -> Check:
     found = context.client("fsx").describe_file_systems(FileSystemIds=[file_system])["FileSystems"]
     if not found:
         return _missing(context, name, source)
-    kind, lustre = found[0]["FileSystemType"], found[0].get("LustreConfiguration", {})
+    kind = found[0]["FileSystemType"]
+    lustre = found[0].get("LustreConfiguration", {})
     if kind != "LUSTRE":
         return failed(
             name,
@@ -73,7 +75,8 @@ def _check_lustre(context: CheckContext, name: str, source: Document) -> Check:
 
 
 def _check_efs(context: CheckContext, name: str, source: Document) -> Check:
-    efs, file_system = context.client("efs"), source["FileSystemId"]
+    efs = context.client("efs")
+    file_system = source["FileSystemId"]
     targets = efs.describe_mount_targets(FileSystemId=file_system)["MountTargets"]
     if not targets:
         make = command(
@@ -95,7 +98,8 @@ def _check_reach(
     context: CheckContext, name: str, source: Document, places: Sequence[str], groups: Sequence[str]
 ) -> Check:
     """Check that the job's subnets are in the file system's VPC, and that its groups allow the job's groups."""
-    network, file_system = context.plan.request["VpcConfig"], source["FileSystemId"]
+    network = context.plan.request["VpcConfig"]
+    file_system = source["FileSystemId"]
     theirs, _ = find_resources(context, "subnets", places)
     ours, _ = find_resources(context, "subnets", network["Subnets"])
     if not theirs or not ours:
@@ -108,7 +112,8 @@ def _check_reach(
     port = _PORTS[source["FileSystemType"]]
     found, _ = find_resources(context, "security_groups", groups)
     if found and not any(_allows(group, port, network["SecurityGroupIds"]) for group in found):
-        group, own = found[0]["GroupId"], network["SecurityGroupIds"][0]
+        group = found[0]["GroupId"]
+        own = network["SecurityGroupIds"][0]
         allow = command(
             *(
                 "aws",

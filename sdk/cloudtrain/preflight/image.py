@@ -30,15 +30,14 @@ def check_image(context: CheckContext) -> Iterator[Check]:
     image = parse_image(uri)
     if image is None:
         raise UnansweredError(f"{uri} is in a registry that AWS cannot be asked about")
+    wanted = {"imageTag": image.tag or "latest"}
+    if image.digest:
+        wanted = {"imageDigest": image.digest}
     try:
         answer = context.client("ecr").batch_get_image(
             registryId=image.account,
             repositoryName=image.repository,
-            imageIds=[
-                {"imageDigest": image.digest}
-                if image.digest
-                else {"imageTag": image.tag or "latest"}
-            ],
+            imageIds=[wanted],
             acceptedMediaTypes=list(_MANIFESTS),
         )
     except ClientError as error:
@@ -67,7 +66,8 @@ def check_image(context: CheckContext) -> Iterator[Check]:
 
 def _check_without_registry(uri: str, image: ImageUri, error: Any) -> Check:
     is_missing = code_of(error) == "RepositoryNotFoundException"
-    name = uri.partition("/")[2]  # the catalog's entries are those of every region
+    # The catalog's entries are those of every region.
+    name = uri.partition("/")[2]
     listed = next((listed for listed in catalog.images() if name in (listed.gpu, listed.cpu)), None)
     if listed is not None and (is_missing or is_denied(error)):
         day = listed.sources["gpu"].date

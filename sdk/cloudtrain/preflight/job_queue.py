@@ -29,7 +29,8 @@ def check_queue(context: CheckContext) -> Iterator[Check]:
 
 
 def _check_state(request: Mapping[str, Any], name: str, queue: Mapping[str, Any]) -> Check:
-    kind, policy = queue.get("jobQueueType"), queue.get("schedulingPolicyArn")
+    kind = queue.get("jobQueueType")
+    policy = queue.get("schedulingPolicyArn")
     if kind != SERVICE_JOB_TYPE:
         fix = f"use a queue that was created with --job-queue-type {SERVICE_JOB_TYPE}"
         return failed(

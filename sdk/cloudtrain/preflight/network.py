@@ -64,10 +64,10 @@ def needs_way_to_pypi(plan: Plan) -> bool:
 def check_network_settings(account: Account) -> Iterator[Check]:
     """Check that the settings' subnets and security groups exist and belong to one VPC. This needs no job."""
     subnets, missing = find_resources(account, "subnets", account.settings.subnets)
-    fine = passed(
-        "subnets", f"{count(len(subnets), 'subnet')} of {subnets[0]['VpcId']}" if subnets else ""
-    )
-    yield _check_subnets_exist(account, subnets, missing) or fine
+    detail = ""
+    if subnets:
+        detail = f"{count(len(subnets), 'subnet')} of {subnets[0]['VpcId']}"
+    yield _check_subnets_exist(account, subnets, missing) or passed("subnets", detail)
     groups, lost = find_resources(account, "security_groups", account.settings.security_groups)
     fine = passed("security groups", f"{count(len(groups), 'group')} in the subnets' VPC")
     yield _check_groups_exist(account, groups, lost, subnets) or fine
@@ -195,7 +195,8 @@ def _check_self_reference(context: CheckContext, groups: Sequence[Document]) -> 
     lacking = [_closed_directions(group, by_address=not efa) for group in groups]
     if not all(lacking):
         return passed(name, f"{ids}: all traffic between the instances is allowed")
-    first, directions = str(groups[0]["GroupId"]), lacking[0]
+    first = str(groups[0]["GroupId"])
+    directions = lacking[0]
     fabric = "EFA needs" if efa else "ranks on several instances need"
     detail = f"{first} does not allow all traffic with itself ({' and '.join(directions)}), which {fabric}"
     commands = [
@@ -235,7 +236,9 @@ def _check_route_to_s3(
     context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]
 ) -> Check:
     """Check that every subnet has a route to S3, where data, code and checkpoints are."""
-    name, vpc, service = "way to s3", str(subnets[0]["VpcId"]), f"com.amazonaws.{context.region}.s3"
+    name = "way to s3"
+    vpc = str(subnets[0]["VpcId"])
+    service = f"com.amazonaws.{context.region}.s3"
     ec2 = context.client("ec2")
     of_vpc = {"Name": "vpc-id", "Values": [vpc]}
     of_service = {"Name": "service-name", "Values": [service]}
@@ -283,7 +286,8 @@ def _check_route_to_pypi(
     context: CheckContext, subnets: Sequence[Document], tables: Sequence[Document]
 ) -> Check:
     """Check that pip can download the requirements from every subnet: from PyPI, or from the job's own index."""
-    name, plan = "way to pypi", context.plan
+    name = "way to pypi"
+    plan = context.plan
     routes = {
         str(subnet["SubnetId"]): _way_out(_table_of(str(subnet["SubnetId"]), tables))
         for subnet in subnets

@@ -21,7 +21,8 @@ _API_REGION = "us-east-1"
 
 _SERVICE = "AmazonSageMaker"
 _PRODUCT_FAMILY = "ML Instance"
-_PAGE = 100  # largest MaxResults of GetProducts (API reference)
+# Largest MaxResults of GetProducts (API reference).
+_PAGE = 100
 
 # Matches `USW2-Train:ml.p4d.24xlarge` and `USW2-Host:ml.m5.xlarge`, and not TrSpt (spot), Notebk, Studio:JupyterLab-,
 # Cluster and TrainingPlanUpfrontFee, a one-time fee that is lower than the hourly price.

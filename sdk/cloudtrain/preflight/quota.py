@@ -63,11 +63,10 @@ def check_quotas(context: CheckContext) -> Iterator[Check]:
     # The instances of a training plan are reserved, and have quotas of their own.
     choices = [choice for choice in context.choices if choice.training_plan is None]
     wanted = {_quota_name(choice.instance_type, each) for choice in choices for each in kinds}
-    wanted |= (
-        {_LONGEST_RUN, _INSTANCES_PER_SPOT_JOB}
-        if is_spot
-        else {_LONGEST_RUN, _INSTANCES_PER_JOB, _ALL_INSTANCES}
-    )
+    if is_spot:
+        wanted |= {_LONGEST_RUN, _INSTANCES_PER_SPOT_JOB}
+    else:
+        wanted |= {_LONGEST_RUN, _INSTANCES_PER_JOB, _ALL_INSTANCES}
     quotas, use = look_up(context, wanted, lambda: _count_use(context))
     checks = [
         _check_type(context, choice, kind, quotas, use, is_spot=is_spot) for choice in choices
@@ -77,8 +76,12 @@ def check_quotas(context: CheckContext) -> Iterator[Check]:
     reserved = passed("quota", "the training plan has reserved the instances")
     yield worst(checks or [reserved])
     yield _check_job_quotas(context, quotas, use, is_spot=is_spot)
-    if is_kept_warm:
-        yield _check_warm_pool(context, quotas) if choices else passed("warm pool", reserved.detail)
+    if not is_kept_warm:
+        return
+    if choices:
+        yield _check_warm_pool(context, quotas)
+    else:
+        yield passed("warm pool", reserved.detail)
 
 
 def _quota_name(instance_type: str, kind: str) -> str:
@@ -155,7 +158,8 @@ def _count_use(context: CheckContext) -> _Use:
 def _instances_of(resources: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for group in resources.get("InstanceGroups") or [resources]:
         name = group.get("SelectedInstanceType") or group.get("InstanceType")
-        if name:  # a job with preferences has no instances before one type is selected
+        # A job with preferences has no instances before one type is selected.
+        if name:
             yield (
                 str(name),
                 int(group.get("SelectedInstanceCount") or group.get("InstanceCount") or 0),
@@ -171,7 +175,8 @@ def _check_type(
     *,
     is_spot: bool,
 ) -> Check:
-    name, wanted = _quota_name(choice.instance_type, kind), choice.instances
+    name = _quota_name(choice.instance_type, kind)
+    wanted = choice.instances
     quota = quotas.get(name)
     if quota is None:
         return unlisted(context, name)
@@ -210,7 +215,8 @@ def _check_job_quotas(
     context: CheckContext, quotas: Mapping[str, Quota], use: _Use | None, *, is_spot: bool
 ) -> Check:
     """Check the quotas that hold for a job of any type, such as its run time, which is 5 days by default."""
-    name, wanted = "job quotas", context.plan.cluster.instances
+    name = "job quotas"
+    wanted = context.plan.cluster.instances
     per_job = _INSTANCES_PER_SPOT_JOB if is_spot else _INSTANCES_PER_JOB
     runtime = int(context.plan.request["StoppingCondition"]["MaxRuntimeInSeconds"])
     needs = {_LONGEST_RUN: (runtime, "s"), per_job: (wanted, "instances")}
@@ -223,10 +229,10 @@ def _check_job_quotas(
     lines = [f"{quota.name}: {quota.value}, needed {need} {unit}" for quota, need, unit in known]
     for (quota, need, _), line in zip(known, lines, strict=True):
         if need > quota.value:
-            lower = (
-                f"; or --set limits.runtime={quota.value}s" if quota.name == _LONGEST_RUN else ""
-            )
-            return failed(name, line, f"{increase(context, quota, need)}{lower}")
+            fix = increase(context, quota, need)
+            if quota.name == _LONGEST_RUN:
+                fix += f"; or --set limits.runtime={quota.value}s"
+            return failed(name, line, fix)
     missing = [each for each in needs if each not in quotas]
     if missing:
         console = f"Service Quotas console, {context.region}, Amazon SageMaker AI"
@@ -315,10 +321,8 @@ def check_training_plan(context: CheckContext) -> Iterator[Check]:
 
 def _check_plan(context: CheckContext, choice: Choice) -> Check:
     arn = str(choice.training_plan)
-    name, see = (
-        arn.rpartition("/")[2],
-        command("aws", "sagemaker", "list-training-plans", "--region", context.region),
-    )
+    name = arn.rpartition("/")[2]
+    see = command("aws", "sagemaker", "list-training-plans", "--region", context.region)
     plan = context.training_plan(arn)
     if plan is None:
         return failed(
@@ -356,8 +360,10 @@ def _check_plan_time(
     context: CheckContext, name: str, plan: Mapping[str, Any], choice: Choice
 ) -> Check:
     """Check that the job can start and reach its time limit within the plan's time."""
-    now, runtime = datetime.now(UTC), timedelta(seconds=context.plan.max_runtime_seconds)
-    start, end = plan.get("StartTime"), plan.get("EndTime")
+    now = datetime.now(UTC)
+    runtime = timedelta(seconds=context.plan.max_runtime_seconds)
+    start = plan.get("StartTime")
+    end = plan.get("EndTime")
     begin = max(now, start) if start is not None else now
     if end is not None and end <= now:
         return failed(_PLAN_NAME, f"{name} ended at {_time(end)}", "use another training plan")

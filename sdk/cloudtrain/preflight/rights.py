@@ -82,7 +82,8 @@ def caller_values(
         reserved: ARNs of the reserved capacities of the job's training plans.
     """
     both = {"role": (role_arn,), "upload": objects(role, (plan.locations.code,))}
-    if plan.queue is not None:  # AWS Batch creates the job with its own role
+    # AWS Batch creates the job with its own role.
+    if plan.queue is not None:
         return {**both, **_queue_values(plan.queue, role, region)}
     resources = plan.request["ResourceConfig"]
     plans = (
@@ -136,10 +137,10 @@ def role_values(plan: Plan, role: Role, region: str) -> Values:
     outputs.append(plan.locations.checkpoints)
     outputs += [uri for uri in (plan.config.checkpoint.uri,) if uri.startswith("s3://")]
     buckets = sorted({split_uri(uri).bucket for uri in (*inputs, *outputs)})
-    # AWS Batch chooses the job's name; only its prefix is known.
-    job = (
-        plan.run if plan.queue is None else training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
-    )
+    job = plan.run
+    if plan.queue is not None:
+        # AWS Batch chooses the job's name; only its prefix is known.
+        job = training_job_name(plan.run, "0" * ATTEMPT_ID_CHARACTERS)
     login = (
         "TrainingImageConfig.TrainingRepositoryAuthConfig.TrainingRepositoryCredentialsProviderArn"
     )
@@ -206,8 +207,11 @@ def _key(request: Document, role: Role, region: str) -> tuple[str, ...]:
         or ""
     )
     if not key or "alias/" in key:
-        return ()  # policies cannot name an alias as a resource
-    return (key if key.startswith("arn:") else role.arn("kms", region, f"key/{key}"),)
+        # Policies cannot name an alias as a resource.
+        return ()
+    if key.startswith("arn:"):
+        return (key,)
+    return (role.arn("kms", region, f"key/{key}"),)
 
 
 def condition_entries(request: Document) -> Iterator[Document]:
@@ -226,7 +230,8 @@ def condition_entries(request: Document) -> Iterator[Document]:
         values = list(map(_text, found)) or [condition.default]
         if not any(values):
             continue
-        kind = "stringList" if condition.type == "string" and len(values) > 1 else condition.type
+        is_list = condition.type == "string" and len(values) > 1
+        kind = "stringList" if is_list else condition.type
         yield context_entry(key, kind, *values)
         if condition.older:
             yield context_entry(condition.older, kind, *values)

@@ -151,15 +151,18 @@ def job_context_keys(partition: str, account: str, region: str, job: str = "*") 
 
 def _policy(document: Document | str) -> Document:
     # IAM sends the document URL-encoded; boto3 decodes it, other clients may not.
-    policy: Document = load_json(unquote(document)) if isinstance(document, str) else document
+    if not isinstance(document, str):
+        return document
+    policy: Document = load_json(unquote(document))
     return policy
 
 
 def _is_about_sagemaker(statement: Document) -> bool:
     principal = statement.get("Principal")
-    services = (
-        _list(principal.get("Service")) if isinstance(principal, Mapping) else _list(principal)
-    )
+    # A principal that is no mapping is "*": everyone.
+    if isinstance(principal, Mapping):
+        principal = principal.get("Service")
+    services = _list(principal)
     actions = [str(action).lower() for action in _list(statement.get("Action"))]
     return any(service in (*_SERVICES, "*") for service in services) and any(
         fnmatchcase("sts:assumerole", action) for action in actions
@@ -213,9 +216,8 @@ def check_role_access(
 ) -> Check:
     """Check by simulation that the role has the access that a job or an endpoint needs; `request` has its network."""
     role = context.role
-    subnets = request.get("VpcConfig", {}).get("Subnets", ())[
-        :1
-    ]  # an interface belongs to one subnet
+    # An interface belongs to one subnet.
+    subnets = request.get("VpcConfig", {}).get("Subnets", ())[:1]
     arns = [role.arn("ec2", context.region, f"subnet/{name}") for name in subnets]
     subnet_entries = [context_entry("ec2:Subnet", "string", arn) for arn in arns]
     denials = simulate_policy(context, context.role_arn, needed, (*entries, *subnet_entries))
@@ -269,10 +271,11 @@ def simulate_policy(
         denial.resource.partition("/")[0] for denial in denials if denial.action.startswith("s3:")
     }
     without = {arn for arn in arns if not _has_policy(context, arn.rpartition(":")[2])}
-    return [
-        replace(each, is_certain=True) if each.resource.partition("/")[0] in without else each
-        for each in denials
-    ]
+    found = []
+    for denial in denials:
+        is_certain = denial.resource.partition("/")[0] in without
+        found.append(replace(denial, is_certain=True) if is_certain else denial)
+    return found
 
 
 def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
@@ -297,7 +300,8 @@ def _denials(result: Document, access: RequiredAccess) -> Iterator[Denial]:
 def _has_policy(context: Account, bucket: str) -> bool:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    with contextlib.suppress(BotoCoreError, ClientError):  # unknown, so no denial is certain
+    # Without an answer it is unknown, so no denial is certain.
+    with contextlib.suppress(BotoCoreError, ClientError):
         return (
             find(("NoSuchBucketPolicy",), context.client("s3").get_bucket_policy, Bucket=bucket)
             is not None
@@ -317,11 +321,10 @@ def check_denials(
         f"{denial.action} on {denial.resource}" for denial in reported
     )
     explicit = [denial.action for denial in reported if denial.is_explicit]
-    fix = (
-        f"remove the Deny statement for {', '.join(explicit)}"
-        if explicit
-        else _grant_command(reported, role_name)
-    )
+    fix = _grant_command(reported, role_name)
+    if explicit:
+        # No grant has an effect against a Deny.
+        fix = f"remove the Deny statement for {', '.join(explicit)}"
     if certain:
         return failed(name, detail, fix)
     return unknown(
@@ -352,7 +355,8 @@ def check_caller(context: CheckContext) -> Iterator[Check]:
 
     With a training plan AWS also decides about the plan and its reserved capacities, so all of them are asked for.
     """
-    role, plan = context.role, context.plan
+    role = context.role
+    plan = context.plan
     reserved = [
         arn
         for choice in context.choices
@@ -372,9 +376,8 @@ def _reserved_capacities(
     from botocore.exceptions import BotoCoreError, ClientError
 
     found: Document | None = None
-    with contextlib.suppress(
-        BotoCoreError, ClientError
-    ):  # the check of the training plan reports it
+    # The check of the training plan reports it.
+    with contextlib.suppress(BotoCoreError, ClientError):
         found = context.training_plan(training_plan)
     listed = tuple(
         str(each["ReservedCapacityArn"])
@@ -415,7 +418,8 @@ def check_shell(context: CheckContext) -> Iterator[Check]:
 
     Somebody else may open the shell, so a denial is a warning.
     """
-    name, arn = "remote debugging", context.caller["Arn"]
+    name = "remote debugging"
+    arn = context.caller["Arn"]
     target = f"sagemaker-training-job:{context.plan.run}_algo-1"
     allowed = f"may open a shell: aws ssm start-session --target {target}"
     if arn.endswith(_ROOT):

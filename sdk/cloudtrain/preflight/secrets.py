@@ -34,7 +34,8 @@ def check_secrets(context: CheckContext) -> Iterator[Check]:
         )
     )
     count = len({secret for secret, _ in wanted})
-    fine = f"the role may read {'the secret' if count == 1 else f'all {count} secrets'}"
+    which = "the secret" if count == 1 else f"all {count} secrets"
+    fine = f"the role may read {which}"
     yield check_denials(
         "secrets", fine, simulate_policy(context, context.role_arn, needs), context.role.name
     )

@@ -29,11 +29,9 @@ def check_budget(context: CheckContext) -> Iterator[Check]:
         yield passed("budget", "no budget of the account includes this run")
         return
     tightest = min(budgets, key=_remaining_usd)
-    name, limit, left_usd = (
-        tightest["BudgetName"],
-        float(tightest["BudgetLimit"]["Amount"]),
-        _remaining_usd(tightest),
-    )
+    name = tightest["BudgetName"]
+    limit = float(tightest["BudgetLimit"]["Amount"])
+    left_usd = _remaining_usd(tightest)
     cost = context.plan.cost.max_usd
     console = f"or raise it: Billing console, Budgets, {name}, Edit"
     period = str(tightest.get("TimeUnit", "")).lower()
@@ -46,7 +44,10 @@ def check_budget(context: CheckContext) -> Iterator[Check]:
     else:
         detail = f"{left_usd:,.2f} of {limit:,.2f} USD {period} left of {name}, the estimate of the run is {cost:,.2f} USD"
         fix = f'--set "limits.cost={math.floor(left_usd)} USD", {console}'
-        yield failed("budget", detail, fix) if cost > left_usd else passed("budget", detail)
+        if cost > left_usd:
+            yield failed("budget", detail, fix)
+        else:
+            yield passed("budget", detail)
 
 
 def _includes_run(budget: Mapping[str, Any]) -> bool:
@@ -77,7 +78,8 @@ def check_tracking(context: CheckContext) -> Iterator[Check]:
     try:
         with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=CONNECT_SECONDS):  # noqa: S310 (http, see above)
             yield passed("tracking", f"{uri} answers")
-    except urllib.error.HTTPError as error:  # such as 401: it answers
+    except urllib.error.HTTPError as error:
+        # Such as 401: it answers.
         yield passed("tracking", f"{uri} answers with status {error.code}")
     except (OSError, ValueError) as error:
         reason = redact(str(getattr(error, "reason", error)))

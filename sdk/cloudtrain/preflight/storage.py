@@ -34,7 +34,8 @@ PAGES = 20
 
 _SIZE_FACTOR = 1.1
 """Needed volume per byte of data, to leave space for the file system, the model and the outputs."""
-_GIB = 2**30  # the unit of VolumeSizeInGB
+# The unit of VolumeSizeInGB.
+_GIB = 2**30
 _MISSING_BUCKET_CODES = MISSING_BUCKET | NOT_FOUND_STATUS
 
 
@@ -42,7 +43,9 @@ def check_bucket(context: Account) -> Iterator[Check]:
     """Check that the settings' bucket exists, is in the job's region and belongs to the role's account."""
     from botocore.exceptions import ClientError
 
-    bucket, here, account = str(context.settings.bucket), context.region, context.settings.account
+    bucket = str(context.settings.bucket)
+    here = context.region
+    account = context.settings.account
     try:
         region = bucket_region(context, bucket)
     except ClientError as error:
@@ -103,8 +106,8 @@ class Listing:
 
     def __str__(self) -> str:
         at_least = "" if self.is_complete else "at least "
-        count = f"{len(self.sizes):,} object{'s' if len(self.sizes) != 1 else ''}"
-        return f"{at_least}{count}, {format_size(self.total_bytes)}"
+        plural = "" if len(self.sizes) == 1 else "s"
+        return f"{at_least}{len(self.sizes):,} object{plural}, {format_size(self.total_bytes)}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,8 @@ def check_data(context: CheckContext) -> Iterator[Check]:
 def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    name, uri = f"data.{channel['ChannelName']}", _uri(channel)
+    name = f"data.{channel['ChannelName']}"
+    uri = _uri(channel)
     try:
         return _measure_objects(context, channel, name)
     except (ClientError, BotoCoreError) as error:
@@ -166,7 +170,8 @@ def _measure(context: CheckContext, channel: Mapping[str, Any]) -> _Measured:
 
 
 def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: str) -> _Measured:
-    uri, here = _uri(channel), context.region
+    uri = _uri(channel)
+    here = context.region
     region = bucket_region(context, split_uri(uri).bucket)
     if region != here:
         message = f"{uri} is in {region}; SageMaker reads only buckets of the job's region, {here}"
@@ -177,11 +182,10 @@ def _measure_objects(context: CheckContext, channel: Mapping[str, Any], name: st
     neighbours = _neighbours(context, uri)
     sharded = channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
     instances = context.plan.cluster.instances
-    on_volume = (
-        listing.total_bytes / (instances if sharded else 1)
-        if channel.get("InputMode", "File") == "File"
-        else 0
-    )
+    on_volume: float = 0
+    # Other modes read the objects from S3 while the job runs.
+    if channel.get("InputMode", "File") == "File":
+        on_volume = listing.total_bytes / (instances if sharded else 1)
     if neighbours and listing.sizes:
         check = _check_neighbours(name, uri, listing, neighbours)
     elif not listing.sizes:
