@@ -440,13 +440,15 @@ class Client:
         except RunNotFoundError:
             if not Path(reference).is_dir():
                 raise
-            backend, run = None, ""
+            backend = None
+            run = ""
         if backend is None:
             settings = self.session.load_settings()
             return CheckpointFolder(
                 reference, environ=make_storage_environ(os.environ, settings, settings.region)
             )
-        backend.storage_of(run).finish_storing()  # the status names what still cannot be stored
+        # The status names what still cannot be stored.
+        backend.storage_of(run).finish_storing()
         return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())
 
 

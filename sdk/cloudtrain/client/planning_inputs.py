@@ -90,6 +90,7 @@ class PlanInputs:
             SpecError: The job cannot work, or there are problems already.
         """
         spec = self._locate_initial_weights(spec)
+        is_uploaded = self.target.uploads_data and code is not _NO_CODE
         return make_plan(
             spec,
             code,
@@ -97,9 +98,7 @@ class PlanInputs:
             now=self.now,
             suffix=self.suffix,
             resumed=self.resumed or self.find_saved(spec, spec.checkpoint.resume),
-            data_stamp=stamp_data(spec)
-            if self.target.uploads_data and code is not _NO_CODE
-            else "",
+            data_stamp=stamp_data(spec) if is_uploaded else "",
             found=found,
         )
 
@@ -196,7 +195,8 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
     """
     spec = job.spec
     if spec is None or job.problems or _requirement_problems(spec, inputs.target):
-        spec = check_job(job, inputs)  # it raises
+        # This raises the problems.
+        spec = check_job(job, inputs)
     if inputs.contents is not None:
         return plan_with_code(spec, inputs.contents, inputs), inputs.contents
     try:
@@ -318,7 +318,8 @@ def stamp_data(spec: JobSpec) -> str:
         if channel.local_path is not None:
             root = spec.base / channel.local_path
             for file in data_files(root):
-                with contextlib.suppress(OSError):  # the upload reports what cannot be read
+                # The upload reports what cannot be read.
+                with contextlib.suppress(OSError):
                     found = file.path.stat()
                     text = f"{name} {file.name} {found.st_size} {found.st_mtime_ns}\n"
                     stamp.update(text.encode("utf-8", "surrogateescape"))
@@ -380,7 +381,9 @@ def _torch_warnings(spec: JobSpec, inputs: PlanInputs) -> tuple[str, ...]:
 def _find_data_secrets(spec: JobSpec) -> Iterator[Diagnostic]:
     """Yield a problem for each data folder that would be uploaded with files whose names look like secrets."""
     for name, channel in spec.data.items():
-        found = [] if channel.local_path is None else scan_folder(spec.base / channel.local_path)
+        if channel.local_path is None:
+            continue
+        found = scan_folder(spec.base / channel.local_path)
         if found:
             message = f"the data holds what looks like a secret: {', '.join(map(str, found))}"
             yield Diagnostic(
@@ -414,7 +417,12 @@ def _find_missing_files(
     """Yield a problem for each file that the job names and the bundle lacks, such as an ignored script."""
     code = spec.code
     entry = entry_file(spec)
-    field = "task" if code.task is not None else "script" if code.script is not None else "module"
+    if code.task is not None:
+        field = "task"
+    elif code.script is not None:
+        field = "script"
+    else:
+        field = "module"
     wanted = {
         field: _bundled_name(spec, entry) if entry is not None else None,
         "requirements": code.requirements,
@@ -480,7 +488,9 @@ def _excluded_file_warnings(
 def _pointer_warnings(contents: Contents) -> list[str]:
     """Return a warning about files of the bundle that are there by name only. The job names none of them itself."""
     pointers = contents.pointers
-    return [f"code: {pointers.message}: {pointers.hint}"] if pointers.message else []
+    if not pointers.message:
+        return []
+    return [f"code: {pointers.message}: {pointers.hint}"]
 
 
 def _mlflow_warnings(
@@ -496,7 +506,9 @@ def _describe_default_exclusions(contents: Contents) -> list[str]:
     names = [left.name for left in contents.left_out if left.is_by_default]
     if not names:
         return []
-    more = f" and {len(names) - _NAMES_IN_LINE} more" if len(names) > _NAMES_IN_LINE else ""
+    more = ""
+    if len(names) > _NAMES_IN_LINE:
+        more = f" and {len(names) - _NAMES_IN_LINE} more"
     return [
         f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"
     ]

@@ -82,7 +82,10 @@ class Receipt:
     def sentence(self) -> str:
         """The receipt in words, for a plan."""
         failed = [name for name, result in self.checks.items() if result != PROVEN]
-        rest = f" ({', '.join(f'{name} {self.checks[name]}' for name in failed)})" if failed else ""
+        rest = ""
+        if failed:
+            results = ", ".join(f"{name} {self.checks[name]}" for name in failed)
+            rest = f" ({results})"
         instances = "1 instance" if self.instances == 1 else f"{self.instances} instances"
         return f"{self.verdict} on {self.date:%Y-%m-%d}, for {instances} and this code{rest}"
 
@@ -164,7 +167,8 @@ def find_receipt(home: Path, beside: Path, plan: Plan) -> tuple[Receipt | None, 
         plan: A plan for a cluster.
     """
     key = ReceiptKey.of(plan)
-    found, problems = [], []
+    found = []
+    problems = []
     for path in (receipt_path(home, key.digest), beside / RECEIPT_FILE):
         try:
             receipt = read_receipt(path)
@@ -255,7 +259,8 @@ def reason_to_rehearse(plan: Plan) -> str:
     if cost.is_costly and not cost.accelerator_hours:
         return f"it may cost more than {COSTLY_USD:,.0f} USD, by the price in another region"
     if cost.is_costly:
-        why = "whose price is unknown" if cost.max_usd is None else "which a training plan pays"
+        is_known = cost.max_usd is not None
+        why = "which a training plan pays" if is_known else "whose price is unknown"
         return f"it may use {cost.accelerator_hours:,.0f} accelerator hours, {why}"
     if plan.max_runtime_seconds > LONG_SECONDS:
         return f"it may run for {format_duration(plan.max_runtime_seconds)}"
@@ -284,24 +289,26 @@ def add_receipt(plan: Plan, job: LoadedJob, home: Path, *, is_submit: bool = Fal
     if is_proven(receipt):
         return plan
     if is_submit and spec.limits.require_rehearsal:
-        have = (
-            "there is none for this code and request"
-            if receipt is None
-            else f"it was {receipt.sentence}"
-        )
+        have = "there is none for this code and request"
+        if receipt is not None:
+            have = f"it was {receipt.sentence}"
         raise UserError(
             f"limits.require_rehearsal: a proven rehearsal is needed before a submit, and {have}",
             f"run: cloudtrain rehearse {job.words}",
         )
-    reason = (
-        "limits.require_rehearsal asks for it"
-        if spec.limits.require_rehearsal
-        else reason_to_rehearse(plan)
-    )
-    have = "not rehearsed" if receipt is None else f"the rehearsal was {receipt.sentence}"
+    reason = reason_to_rehearse(plan)
+    if spec.limits.require_rehearsal:
+        reason = "limits.require_rehearsal asks for it"
+    if not reason:
+        return plan
+    have = "not rehearsed"
+    if receipt is not None:
+        have = f"the rehearsal was {receipt.sentence}"
     warning = f"{have}, and {reason}: cloudtrain rehearse shows whether the job survives a stop"
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *([warning] if reason else [])))
+    return dataclasses.replace(plan, warnings=(*plan.warnings, warning))
 
 
 def _shown(receipt: Receipt | None) -> dict[str, object] | None:
-    return None if receipt is None else {**receipt.to_json(), "text": receipt.sentence}
+    if receipt is None:
+        return None
+    return {**receipt.to_json(), "text": receipt.sentence}

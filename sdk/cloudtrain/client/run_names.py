@@ -169,7 +169,8 @@ def _is_training(backend: Backend, run: str) -> bool:
         return True
     try:
         return not evaluated_by(backend.plan_of(run))
-    except (CloudError, UserError):  # the plan is missing
+    except (CloudError, UserError):
+        # The plan is missing.
         return False
 
 
@@ -185,10 +186,9 @@ def _no_latest(place: str, *, has_evaluations: bool) -> RunNotFoundError:
 
 
 def _ambiguous(name: str, found: list[str]) -> RunNotFoundError:
-    shown = [
-        *found[:_MOST_LISTED],
-        *([f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []),
-    ]
+    shown = found[:_MOST_LISTED]
+    if len(found) > _MOST_LISTED:
+        shown.append(f"and {len(found) - _MOST_LISTED} more")
     lines = "\n  ".join(shown)
     return RunNotFoundError(
         f"{name!r} can mean {len(found)} runs, the newest first:\n  {lines}", "give more of the id"

@@ -62,7 +62,11 @@ class Session:
         """Return what backends are opened with; `options` are those of `BackendContext`."""
         home, *others = (self.home,) if self.home else all_homes()
         return BackendContext(
-            home, lambda: self.load_settings(job), known_prices, tuple(others), **options
+            home=home,
+            load_settings=lambda: self.load_settings(job),
+            load_prices=known_prices,
+            other_homes=tuple(others),
+            **options,
         )
 
     def record(self, run: Run) -> Run:

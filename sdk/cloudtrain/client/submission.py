@@ -79,10 +79,8 @@ class Submission:
         Raises:
             NoCapacityError: There was no capacity in that time.
         """
-        backoff, left_seconds = (
-            Backoff(self.backend.capacity_pause_seconds, _LONGEST_PAUSE_SECONDS),
-            seconds,
-        )
+        backoff = Backoff(self.backend.capacity_pause_seconds, _LONGEST_PAUSE_SECONDS)
+        left_seconds = seconds
         while True:
             try:
                 run = self.send(plan)
@@ -151,5 +149,6 @@ def raise_failed(
         )
         count = "a check" if len(failed) == 1 else f"{len(failed)} checks"
         # Only a used-up quota can become free without a change by the user.
-        kind = NoCapacityError if all(check.name == "quota" for check in failed) else CloudError
+        is_quota = all(check.name == "quota" for check in failed)
+        kind = NoCapacityError if is_quota else CloudError
         raise kind(f"{count} failed, so nothing was uploaded or started:\n  {lines}", hint)
