@@ -118,7 +118,8 @@ def _of_missing_profile(_: Any) -> Problem:
     config, credentials = aws_files(os.environ)
     known = sorted(_profiles())
     name = _profile()
-    variable = "AWS_DEFAULT_PROFILE" if os.environ.get("AWS_DEFAULT_PROFILE") else "AWS_PROFILE"
+    is_default = bool(os.environ.get("AWS_DEFAULT_PROFILE"))
+    variable = "AWS_DEFAULT_PROFILE" if is_default else "AWS_PROFILE"
     otherwise = f"the profiles are {', '.join(known)}" if known else ""
     create = f"to make it: aws configure --profile {shlex.quote(name)}"
     near = did_you_mean(name, known, otherwise)
@@ -181,7 +182,8 @@ def _of_retrieval(error: Any) -> Problem:
 
 def _of_source(error: BaseException, reason: object = None) -> Problem:
     """Return the problem of a source of credentials that fails: a program, a file with a token, a container."""
-    name, profiles = _profile(), _profiles()
+    name = _profile()
+    profiles = _profiles()
     because = _line(reason or error)
     if isinstance(error, OSError) and error.filename:
         because = f"{error.filename}: {error.strerror}"
@@ -230,7 +232,8 @@ _OF_TIME = ("expired", "not yet current")
 
 
 def _of_response(error: ClientError) -> Problem | None:
-    code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+    code = code_of(error)
+    text = str(error.response.get("Error", {}).get("Message", ""))
     is_late = code in WRONG_SIGNATURE and any(each in text.lower() for each in _OF_TIME)
     if code in WRONG_TIME or is_late:
         return _of_time(error, code, text)
@@ -277,8 +280,10 @@ def _renew(code: str) -> str:
     if source is None:
         return "sign in again, or choose a profile: AWS_PROFILE"
     if source.variable == "AWS_ACCESS_KEY_ID":
-        unset = f", or unset the three to use profile {_profile()}"
-        return f"export new values of {_KEY_VARIABLES}{unset if _profile() in _profiles() else ''}"
+        text = f"export new values of {_KEY_VARIABLES}"
+        if _profile() not in _profiles():
+            return text
+        return f"{text}, or unset the three to use profile {_profile()}"
     if source.profile is None:
         return f"check {source.variable}"
     return _renew_profile(find_profile_with(_profiles(), source.profile, _OWN_CREDENTIALS), code)
@@ -325,7 +330,9 @@ def _place_of(profile: str) -> str:
 
 
 def _command(words: str, profile: str) -> str:
-    return words if profile == "default" else f"{words} --profile {shlex.quote(profile)}"
+    if profile == "default":
+        return words
+    return f"{words} --profile {shlex.quote(profile)}"
 
 
 def _line(text: object) -> str:

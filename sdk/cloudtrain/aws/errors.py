@@ -106,12 +106,14 @@ _SERVER_ERROR = 500
 
 
 def _explain_response(error: ClientError, hints: Mapping[str, str]) -> Problem:
-    code, message = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
+    code = code_of(error)
+    message = str(error.response.get("Error", {}).get("Message", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     hint = ""
     kind: type[CloudError] = CloudError
     if code in TRANSIENT or status >= _SERVER_ERROR:
-        hint, kind = "try again in a minute", UnreachableError
+        hint = "try again in a minute"
+        kind = UnreachableError
     elif code in DENIED:
         hint = _grant(error)
     elif code in MISSING_BUCKET:

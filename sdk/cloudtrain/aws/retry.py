@@ -22,7 +22,9 @@ POLL_SECONDS = 5.0
 LOOPBACK_POLL_SECONDS = 0.5
 """An endpoint on this machine has no request limits."""
 OUTAGE_SECONDS = 3600.0
-_GROWTH, _JITTER, _LONGEST_FACTOR = 2.0, 0.2, 6.0
+_GROWTH = 2.0
+_JITTER = 0.2
+_LONGEST_FACTOR = 6.0
 T = TypeVar("T")
 
 
@@ -48,14 +50,16 @@ class Backoff:
 
     def __init__(self, first_seconds: float, longest_seconds: float | None = None) -> None:
         self.first_seconds = first_seconds
-        self.longest_seconds = (
-            first_seconds * _LONGEST_FACTOR if longest_seconds is None else longest_seconds
-        )
+        if longest_seconds is None:
+            longest_seconds = first_seconds * _LONGEST_FACTOR
+        self.longest_seconds = longest_seconds
         self._next_seconds = first_seconds
 
     def next_seconds(self, *, changed: bool = False) -> float:
         """Return the next wait; the first one again when the last poll has brought something new (`changed`)."""
-        seconds = self.first_seconds if changed else max(self._next_seconds, self.first_seconds)
+        seconds = self.first_seconds
+        if not changed:
+            seconds = max(self._next_seconds, seconds)
         self._next_seconds = min(seconds * _GROWTH, max(self.longest_seconds, self.first_seconds))
         return seconds * random.uniform(1 - _JITTER, 1)  # noqa: S311 (no secret)
 
@@ -117,16 +121,17 @@ class OutageTolerance:
         Raises:
             CloudError: `error`, when the call has failed for too long.
         """
-        policy, now = self._policy, self._clock()
+        policy = self._policy
+        now = self._clock()
         with self._lock:
             since, backoff, _ = self._failing.get(call) or (
                 now,
                 Backoff(policy.first_seconds, policy.longest_seconds),
                 "",
             )
-            limit = (
-                policy.limit_seconds if call in self._answered else policy.unanswered_limit_seconds
-            )
+            limit = policy.unanswered_limit_seconds
+            if call in self._answered:
+                limit = policy.limit_seconds
             if (left := limit - (now - since)) <= 0:
                 raise error
             if not self._failing:
@@ -176,7 +181,9 @@ def poll(
     Raises:
         CloudError: An outage has lasted too long.
     """
-    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    deadline = None
+    if timeout_seconds is not None:
+        deadline = time.monotonic() + timeout_seconds
     tolerance = outages or OutageTolerance()
     known: object = None
     while True:
@@ -187,7 +194,8 @@ def poll(
         else:
             tolerance.succeeded(call)
             yield answer
-            before, known = known, changing(answer)
+            before = known
+            known = changing(answer)
             seconds = max(backoff.next_seconds(changed=known != before), least_seconds)
         if deadline is not None:
             rest = deadline - time.monotonic()

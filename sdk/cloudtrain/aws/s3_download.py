@@ -144,7 +144,9 @@ def stored_digest(s3: Any, uri: str) -> tuple[str, str] | None:
         head.get("ServerSideEncryption", "AES256") == "AES256"
         and "SSECustomerAlgorithm" not in head
     )
-    return ("md5", tag) if is_plain and re.fullmatch("[0-9a-f]{32}", tag) else None
+    if not is_plain or not re.fullmatch("[0-9a-f]{32}", tag):
+        return None
+    return "md5", tag
 
 
 def _path_inside(folder: Path, found: FoundObject) -> Path:

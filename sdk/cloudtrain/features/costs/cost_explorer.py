@@ -78,14 +78,17 @@ def fetch_billed(since: datetime, until: datetime | None = None) -> Billed:
     Raises:
         CloudError: The period is longer than a year; AWS refused, cannot be reached, or bills in another currency.
     """
-    first, last = since.astimezone(UTC).date(), (until or datetime.now(UTC)).astimezone(UTC).date()
+    first = since.astimezone(UTC).date()
+    last = (until or datetime.now(UTC)).astimezone(UTC).date()
     if last - first > _LONGEST:
         raise CloudError(
             f"Cost Explorer is asked for at most a year, not since {first}", "use --since 365d"
         )
-    end = max(last, first) + timedelta(days=1)  # the end is exclusive
+    # The end is exclusive.
+    end = max(last, first) + timedelta(days=1)
     by_usage: dict[str, float] = {}
-    is_estimated, requests = False, 0
+    is_estimated = False
+    requests = 0
     for page in _pages(first, end):
         requests += 1
         for period in page.get("ResultsByTime", ()):
@@ -94,13 +97,13 @@ def fetch_billed(since: datetime, until: datetime | None = None) -> Billed:
                 usage = str(group["Keys"][0])
                 by_usage[usage] = by_usage.get(usage, 0.0) + _usd(group["Metrics"][_METRIC])
     return Billed(
-        first.isoformat(),
-        end.isoformat(),
-        sum(usd for usage, usd in by_usage.items() if _TRAINING.fullmatch(usage)),
-        sum(by_usage.values()),
-        dict(sorted(by_usage.items(), key=lambda pair: -pair[1])),
-        is_estimated,
-        requests,
+        since=first.isoformat(),
+        until=end.isoformat(),
+        training_usd=sum(usd for usage, usd in by_usage.items() if _TRAINING.fullmatch(usage)),
+        sagemaker_usd=sum(by_usage.values()),
+        by_usage=dict(sorted(by_usage.items(), key=lambda pair: -pair[1])),
+        is_estimated=is_estimated,
+        requests=requests,
     )
 
 
