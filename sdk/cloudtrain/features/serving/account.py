@@ -43,4 +43,9 @@ def accounts_in_use() -> Iterator[HostingAccount]:
 def _context(settings: Settings | None = None) -> BackendContext:
     home, *others = all_homes()
     own = settings or find_settings()
-    return BackendContext(home, lambda: own, known_prices, tuple(others))
+    return BackendContext(
+        home=home,
+        load_settings=lambda: own,
+        load_prices=known_prices,
+        other_homes=tuple(others),
+    )

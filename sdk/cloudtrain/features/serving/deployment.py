@@ -52,9 +52,11 @@ from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _PACKAGE: Final = "model.tar.gz"
-_IN_SERVICE, _FAILED = "InService", ("Failed", "OutOfService", "UpdateRollbackFailed")
+_IN_SERVICE = "InService"
+_FAILED = ("Failed", "OutOfService", "UpdateRollbackFailed")
 _CHANGING = ("Creating", "Updating", "SystemUpdating", "RollingBack")
-_DELETING, _GONE = "Deleting", "deleted"
+_DELETING = "Deleting"
+_GONE = "deleted"
 _WAIT_SECONDS = 3600.0
 _ANSWERED = OutagePolicy(unanswered_limit_seconds=OUTAGE_SECONDS)
 """AWS has answered before a wait begins."""
@@ -149,7 +151,8 @@ def deploy(
     """
     chosen = options or EndpointOptions()
     check_options(chosen)
-    if sandbox and not plan:  # its endpoints are processes of this machine
+    # Its endpoints are processes of this machine.
+    if sandbox and not plan:
         if chosen.engine == VLLM:
             hint = "to see the requests and checks, add --plan"
             raise UserError("the sandbox runs no vLLM, which needs a GPU", hint)
@@ -171,11 +174,11 @@ def deploy(
             checks += _check_account(account, requests, plan=plan)
         price = _price(account, chosen)
         deployment = Deployment(
-            requests.name,
-            account.backend.name,
-            requests,
-            price,
-            checks,
+            name=requests.name,
+            place=account.backend.name,
+            requests=requests,
+            usd_per_hour=price,
+            checks=checks,
             existed=existing is not None,
         )
         if plan:
@@ -186,15 +189,11 @@ def deploy(
         try:
             answer = _start(account, requests, content, progress)
         except BaseException:
-            cost = (
-                ""
-                if account.backend.is_simulated
-                else ", and an endpoint with instances costs money"
-            )
+            left = f"what was created of {requests.name} is still there"
+            if not account.backend.is_simulated:
+                left += ", and an endpoint with instances costs money"
             undo = _undeploy_command(account, requests.name)
-            progress(
-                f"what was created of {requests.name} is still there{cost}; to delete it: {undo}"
-            )
+            progress(f"{left}; to delete it: {undo}")
             raise
     return dataclasses.replace(deployment, answer=answer, account=account)
 
@@ -217,9 +216,11 @@ def undeploy(
         CloudError: AWS refused or cannot be reached.
     """
     account = open_account(sandbox=sandbox, settings=settings)
-    client, deleted = account.client("sagemaker"), list[str]()
+    client = account.client("sagemaker")
+    deleted = list[str]()
     with aws_errors("delete the endpoint"):
-        configs, models = _names(client, "EndpointConfig", name), _names(client, "Model", name)
+        configs = _names(client, "EndpointConfig", name)
+        models = _names(client, "Model", name)
         found = _find_endpoint(account, name)
         if found is not None:
             configs.add(found["EndpointConfigName"])
@@ -254,12 +255,12 @@ def undeploy(
 def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: Progress) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client, name = account.client("sagemaker"), str(found["EndpointName"])
+    client = account.client("sagemaker")
+    name = str(found["EndpointName"])
     progress("deleting the endpoint")
     used: EndpointRecord | None = None
-    with contextlib.suppress(
-        ClientError, BotoCoreError
-    ):  # an unknown cost must not prevent the deletion
+    # An unknown cost must not prevent the deletion.
+    with contextlib.suppress(ClientError, BotoCoreError):
         used = read_endpoint(client, found)
     again = "repeat the command later"
     if (status := found["EndpointStatus"]) in _CHANGING:
@@ -269,7 +270,8 @@ def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: P
         status, _ = _wait(account, name, (_IN_SERVICE, _DELETING, *_FAILED), again, progress)
     if status not in (_DELETING, _GONE):
         client.delete_endpoint(EndpointName=name)
-    if used is not None:  # AWS keeps no list of what was deleted, and `costs` sums it
+    # AWS keeps no list of what was deleted, and `costs` sums it.
+    if used is not None:
         record_deleted(
             account.backend.name,
             dataclasses.replace(used, deleted=time.time(), state=DELETED),
@@ -314,7 +316,8 @@ def _invoke(account: HostingAccount, name: str, body: bytes, kind: str) -> str:
             if status >= 500:  # noqa: PLR2004 (HTTP)
                 log = "its log: CloudWatch, /aws/sagemaker/Endpoints"
                 raise CloudError(f"{name} answers {status}: {text}", log) from None
-            if body is _PROBE:  # a request of the user may have the same content
+            # A request of the user may have the same content.
+            if body is _PROBE:
                 return text
             hint = "send what predict_input() of the Task takes: docs/how-to/serve.md"
             raise UserError(f"{name} refuses the request with {status}: {text}", hint) from None
@@ -330,7 +333,8 @@ def _make_archive(
         return (*export_model(run, folder / "model", serving.checkpoint), ())
     if options.has_gpu and serving.gpus == 0:
         serving = dataclasses.replace(serving, gpus=1.0)
-    package, archive = folder / "package", folder / _PACKAGE
+    package = folder / "package"
+    archive = folder / _PACKAGE
     task = make_package(run, package, serving)
     pack(package, archive)
     names = "" if options.image else ", ".join(missing_packages(package, task))
@@ -431,7 +435,8 @@ def _start(
         ),
         ("Endpoint", client.describe_endpoint, client.create_endpoint, requests.endpoint),
     )
-    for kind, describe, create, request in steps:  # an earlier deploy may have been interrupted
+    # An earlier deploy may have been interrupted.
+    for kind, describe, create, request in steps:
         name = str(request[f"{kind}Name"])
         with aws_errors(f"create the {kind}"):
             if find(MISSING_IN_SAGEMAKER, describe, **{f"{kind}Name": name}) is None:
@@ -468,7 +473,8 @@ def _wait(
 
 
 def _delete_scaling(account: HostingAccount, name: str) -> list[str]:
-    client, resource = account.client("application-autoscaling"), scaling_resource(name)
+    client = account.client("application-autoscaling")
+    resource = scaling_resource(name)
     found = client.describe_scalable_targets(
         ServiceNamespace=resource["ServiceNamespace"], ResourceIds=[resource["ResourceId"]]
     )["ScalableTargets"]

@@ -16,7 +16,8 @@ from cloudtrain.job.job_fields import RUN_TAG
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.strict_json import dump_json
 
-RAY, VLLM = "ray", "vllm"
+RAY = "ray"
+VLLM = "vllm"
 ENGINES: Final = (RAY, VLLM)
 GPU_AMI: Final = "al2-ami-sagemaker-inference-gpu-3-1"
 """AMI with a driver for the CUDA of AWS's images. Source: documentation of AWS's Deep Learning Containers, 2026."""
@@ -164,7 +165,13 @@ def make_requests(
         "EndpointConfigName": config["EndpointConfigName"],
         "Tags": tags,
     }
-    return EndpointRequests(name, model, config, endpoint, _scaling(name, options))
+    return EndpointRequests(
+        name=name,
+        model=model,
+        config=config,
+        endpoint=endpoint,
+        scaling=_scaling(name, options),
+    )
 
 
 def check_options(options: EndpointOptions) -> None:

@@ -78,7 +78,8 @@ def _endpoints_of(account: HostingAccount, idle_seconds: float) -> Iterator[Endp
 def _read(account: HostingAccount, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
     name = summary["EndpointName"]
     variants = list_variants(account.client("sagemaker"), name)
-    capacity, prices = [], list[float | None]()
+    capacity = []
+    prices = list[float | None]()
     for variant, count in variants:
         serverless = variant.get("ServerlessConfig")
         if serverless is not None:
@@ -96,14 +97,14 @@ def _read(account: HostingAccount, summary: dict[str, Any], idle_seconds: float)
     known = [each for each in prices if each is not None]
     usd = sum(known, 0.0) if len(known) == len(prices) else None
     return Endpoint(
-        name,
-        account.backend.name,
-        summary["EndpointStatus"],
-        ", ".join(capacity),
-        usd,
-        created,
-        invocations,
-        is_idle,
+        name=name,
+        place=account.backend.name,
+        status=summary["EndpointStatus"],
+        capacity=", ".join(capacity),
+        usd_per_hour=usd,
+        created=created,
+        invocations=invocations,
+        is_idle=is_idle,
     )
 
 

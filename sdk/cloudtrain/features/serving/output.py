@@ -39,13 +39,15 @@ def print_deleted(deleted: Sequence[str]) -> None:
 def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
     """Print endpoints, one per line, and which of them are idle."""
     for each in found:
-        price = (
-            "price unknown"
-            if each.usd_per_hour is None
-            else f"{format_usd(each.usd_per_hour)} per hour"
-        )
-        price = price if facts_of(each.place).is_billed else "free"
-        used = "use unknown" if each.invocations is None else f"{each.invocations} invocations"
+        if not facts_of(each.place).is_billed:
+            price = "free"
+        elif each.usd_per_hour is None:
+            price = "price unknown"
+        else:
+            price = f"{format_usd(each.usd_per_hour)} per hour"
+        used = "use unknown"
+        if each.invocations is not None:
+            used = f"{each.invocations} invocations"
         console.print_text(
             f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}"
         )

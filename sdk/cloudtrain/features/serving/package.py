@@ -116,19 +116,20 @@ def make_package(run: Run, folder: Path, options: ServingOptions) -> str:
         RUNTIME_FOLDER, folder / _RUNTIME, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
     )
     serving = ServingConfig(
-        run.id,
-        task,
-        arguments,
-        options.max_batch,
-        options.batch_wait_seconds,
-        options.replicas,
-        options.gpus,
+        run=run.id,
+        task=task,
+        args=arguments,
+        max_batch=options.max_batch,
+        batch_wait_seconds=options.batch_wait_seconds,
+        replicas=options.replicas,
+        gpus=options.gpus,
     )
     (folder / SERVING_FILE).write_text(serving.to_json(), encoding="utf-8")
     (folder / CONFIG_FILE).write_text(_APPLICATION, encoding="utf-8")
     (folder / f"{_DEPLOYMENT}.py").write_text(_DEPLOYMENT_SOURCE, encoding="utf-8")
     if named := plan["config"].get("requirements"):
-        content = _below(code, named).read_bytes()  # it may be the same file
+        # It may be the same file.
+        content = _below(code, named).read_bytes()
         (code / REQUIREMENTS_FILE).write_bytes(content)
     elif (code / REQUIREMENTS_FILE).exists():
         # The job does not name it, and AWS's image would install it.
@@ -184,7 +185,8 @@ def pack(package: Path, target: Path) -> None:
     ):
         for path in _files(package):
             header = tarfile.TarInfo(path.relative_to(package).as_posix())
-            header.size, header.mode = path.stat().st_size, 0o644
+            header.size = path.stat().st_size
+            header.mode = 0o644
             with path.open("rb") as content:
                 archive.addfile(header, content)
 

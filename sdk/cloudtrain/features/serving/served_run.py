@@ -76,13 +76,15 @@ def serve(
 
 def _check_gpus(options: ServingOptions) -> None:
     """Raise a UserError if this machine has fewer GPUs than the replicas need: Ray would wait for them."""
-    needed, found = options.gpus * options.replicas, len(visible_gpus())
+    needed = options.gpus * options.replicas
+    found = len(visible_gpus())
     if needed > found:
+        hint = "choose fewer --replicas or --gpus"
+        if not found:
+            hint = "leave out --gpus to serve on the CPU"
         raise UserError(
             f"{options.replicas} x {options.gpus:g} GPUs are needed, and this machine has {found}",
-            "leave out --gpus to serve on the CPU"
-            if not found
-            else "choose fewer --replicas or --gpus",
+            hint,
         )
 
 
