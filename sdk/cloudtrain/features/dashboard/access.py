@@ -66,5 +66,6 @@ class AccessControl:
 def _host_name(host: str) -> str:
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:  # such as an unfinished IPv6 address
+    except ValueError:
+        # Such as an unfinished IPv6 address.
         return ""

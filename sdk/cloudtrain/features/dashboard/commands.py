@@ -72,9 +72,8 @@ def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: boo
     from cloudtrain.features.dashboard.report import watch_report, write_report
 
     handles = [get_run(run) for run in runs]
-    path = output or Path(
-        f"{handles[0].id}.html" if len(handles) == 1 else "cloudtrain-report.html"
-    )
+    name = f"{handles[0].id}.html" if len(handles) == 1 else "cloudtrain-report.html"
+    path = output or Path(name)
     with console.spinner("reading the logs"):
         size = write_report(handles, path)
     if watch:

@@ -73,7 +73,8 @@ class FollowedRun:
             return
         self._read_at = time.monotonic()
         try:
-            self.status, self.error = self.run.status(), ""
+            self.status = self.run.status()
+            self.error = ""
         except CloudtrainError as error:
             self.error = error.for_terminal()
 
@@ -141,9 +142,8 @@ class RunFeed(Observer):
         if found is None or not found.is_usable:
             new = FollowedRun(self.client.get_run(reference))
             with self._lock:
-                known = self._followed.get(
-                    reference
-                )  # another page may have asked at the same time
+                # Another page may have asked at the same time.
+                known = self._followed.get(reference)
                 found = known if known is not None and known.is_usable else new
                 self._followed[reference] = found
         found.asked_at = time.monotonic()
@@ -177,7 +177,8 @@ class RunFeed(Observer):
         self.unreachable.pop(name, None)
         try:
             found = list(self.client.list_runs(wanted, backends=(name,)))
-        except SettingsError:  # this account is not in use
+        except SettingsError:
+            # This account is not in use.
             found = []
         except CloudtrainError as error:
             self.on_unreachable(error)
@@ -245,11 +246,10 @@ class RunFeed(Observer):
                 plan = read_plan(self.client.get_run(reference))
             except CloudtrainError:
                 plan = {}
-            kept = (
-                {"job": {name: plan.get("job", {}).get(name) for name in ("name", "tags")}}
-                if plan
-                else {}
-            )
+            kept = {}
+            if plan:
+                job = plan.get("job", {})
+                kept["job"] = {name: job.get(name) for name in ("name", "tags")}
             with self._lock:
                 self._plans[reference] = kept
                 if reference in self._rows:

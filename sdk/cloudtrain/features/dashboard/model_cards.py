@@ -209,52 +209,58 @@ class _Facts:
             "",
         )
         yield from self._model()
-        yield from _section(
-            "Data", _table(("channel", "uri"), self.data.items()) if self.data else [_NO_DATA]
-        )
+        data = [_NO_DATA]
+        if self.data:
+            data = _table(("channel", "uri"), self.data.items())
+        yield from _section("Data", data)
         yield from self._training()
         yield from self._results()
         yield from self._cost()
         yield from _section("Limits", [f"- {text}" for text in self._limits()])
 
     def _model(self) -> Iterator[str]:
-        code, source = self._part("bundle"), self._part("source")
-        commit = (
-            f"{source['commit']}{' with uncommitted changes' if source.get('dirty') else ''}"
-            if source
-            else ""
-        )
-        step = self.evaluation.step if self.evaluation is not None else None
-        if step is None:
-            step = self.status.progress.last_step if self.best_step is None else self.best_step
+        code = self._part("bundle")
+        source = self._part("source")
+        commit = ""
+        if source:
+            changes = " with uncommitted changes" if source.get("dirty") else ""
+            commit = f"{source['commit']}{changes}"
+        content = ""
+        if code.get("digest"):
+            content = f"sha256 {code['digest']}, {code['files']} files"
+        step = self._step()
         rows = {
             "entry": f"`{self._part('command').get('text', '')}`",
-            "parameters": f"{self.started['parameters']:,}"
-            if self.started.get("parameters")
-            else "",
+            "parameters": _grouped(self.started.get("parameters")),
             "steps": "" if step is None else f"{step:,}",
             "weights": str(self.status.artifacts.get("model", "")),
-            "code": f"sha256 {code['digest']}, {code['files']} files" if code.get("digest") else "",
+            "code": content,
             "commit": commit,
             "trained": f"{self.status.started:%Y-%m-%d}" if self.status.started else "",
         }
-        yield from _section(
-            "Model",
-            _table(("", ""), ((name, text) for name, text in rows.items() if text.strip("`"))),
-        )
+        # An entry without a text is "``".
+        shown = {name: text for name, text in rows.items() if text.strip("`")}
+        yield from _section("Model", _table(("", ""), shown.items()))
+
+    def _step(self) -> int | None:
+        """Return the step of the weights: the evaluated one, else the best, else the last."""
+        if self.evaluation is not None and self.evaluation.step is not None:
+            return self.evaluation.step
+        if self.best_step is not None:
+            return self.best_step
+        return self.status.progress.last_step
 
     def _training(self) -> Iterator[str]:
         cluster = self._part("cluster")
         local = "" if self.status.uses_account else "this machine, planned for "
+        place = ""
+        if cluster:
+            place = f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}"
         rows = {
-            "cluster": f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}"
-            if cluster
-            else "",
+            "cluster": place,
             "ranks": str(self.started.get("world_size") or cluster.get("world_size") or ""),
             "device": str(self.started.get("device") or ""),
-            "training samples": f"{self.started['train_samples']:,}"
-            if self.started.get("train_samples")
-            else "",
+            "training samples": _grouped(self.started.get("train_samples")),
             "image": str(self.plan.get("image") or "") if self.status.uses_account else "",
         }
         hidden = ("cluster.", "code.", "data.", "tags.", "global batch", "ranks", "name")
@@ -277,24 +283,18 @@ class _Facts:
             )
         else:
             more = f"For intervals: `cloudtrain evaluate {self.status.run}`."
-            of = (
-                "Last values"
-                if self.best_step is None
-                else f"Values of step {self.best_step:,}, the best one,"
-            )
+            of = "Last values"
+            if self.best_step is not None:
+                of = f"Values of step {self.best_step:,}, the best one,"
             note = f"{of} of the training, without intervals. {more}"
         if not self.metrics:
             note = "The run has reported no metric of an evaluation."
-        rows = [
-            (
-                name,
-                *(
-                    "" if part is None else describe_metric(part)
-                    for part in (each.value, each.low, each.high)
-                ),
+        rows = []
+        for name, each in self.metrics.items():
+            figures = (each.value, each.low, each.high)
+            rows.append(
+                (name, *("" if part is None else describe_metric(part) for part in figures))
             )
-            for name, each in self.metrics.items()
-        ]
         table = _table(("metric", "value", "low", "high"), rows) if rows else []
         yield from _section("Results", [note, "", *table])
         split, classes = self._classes()
@@ -311,13 +311,12 @@ class _Facts:
         """Return a split and the scores of its classes, if they are few."""
         splits = {} if self.evaluation is None else self.evaluation.splits
         for split in (*_SPLITS, *splits):
-            analysis = splits[split].analyses.get("classification") if split in splits else None
-            if analysis and 0 < len(analysis.get("classes") or ()) <= _MOST_CLASSES:
+            if split not in splits:
+                continue
+            analysis = splits[split].analyses.get("classification")
+            if analysis and _has_few_classes(analysis):
                 return split, analysis["classes"]
-        if (
-            self.analysis is not None
-            and 0 < len(self.analysis.get("classes") or ()) <= _MOST_CLASSES
-        ):
+        if self.analysis is not None and _has_few_classes(self.analysis):
             return str(self.analysis["split"]), self.analysis["classes"]
         return "", ()
 
@@ -330,14 +329,16 @@ class _Facts:
         else:
             cost = billing.cost_usd
             usd = "an unknown price" if cost is None else format_usd(cost)
-            spot = f", spot, which saved {format_usd(billing.saved_usd)}" if billing.is_spot else ""
+            spot = ""
+            if billing.is_spot:
+                spot = f", spot, which saved {format_usd(billing.saved_usd)}"
             simulated = "The sandbox simulated this: " if self.status.is_simulated else ""
             duration = format_duration(billing.billable_seconds)
             text = f"{simulated}{usd} for {billing.instances} x {billing.instance_type}, {duration} billed each{spot}."
-        note = "Prices are on demand, without storage, discounts and earlier attempts."
-        yield from _section(
-            "Cost", [text, "", note] if billing is not None and billing.instance_type else [text]
-        )
+        lines = [text]
+        if billing is not None and billing.instance_type:
+            lines += ["", "Prices are on demand, without storage, discounts and earlier attempts."]
+        yield from _section("Cost", lines)
 
     def _limits(self) -> Iterator[str]:
         status = self.status
@@ -365,21 +366,17 @@ class _Facts:
             return "text-generation"
         if analyses.get("residuals"):
             return "regression"
-        return (
-            "classification"
-            if analyses.get("classification") or self.analysis is not None
-            else "other"
-        )
+        if analyses.get("classification") or self.analysis is not None:
+            return "classification"
+        return "other"
 
     def _dataset(self) -> str:
-        data = (
-            dict(self.evaluation.data)
-            if self.evaluation is not None and self.evaluation.data
-            else self.data
-        )
-        return (
-            ", ".join(data.values()) or f"data of {self._part('command').get('entry') or self.name}"
-        )
+        data = self.data
+        if self.evaluation is not None and self.evaluation.data:
+            data = dict(self.evaluation.data)
+        if uris := ", ".join(data.values()):
+            return uris
+        return f"data of {self._part('command').get('entry') or self.name}"
 
     def _tags(self) -> Mapping[str, str]:
         tags = self._part("job").get("tags")
@@ -410,4 +407,17 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _score(value: Any) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}"
+
+
+def _grouped(number: int | None) -> str:
+    """Return a number with separators of thousands; empty for none and for 0."""
+    return f"{number:,}" if number else ""
+
+
+def _has_few_classes(analysis: Mapping[str, Any]) -> bool:
+    return 0 < len(analysis.get("classes") or ()) <= _MOST_CLASSES

@@ -49,7 +49,8 @@ def watch_report(
         is_over = all(run.status().state.is_final for run in runs)
         return is_over, write_report(runs, path)
 
-    pause = _BILLED_PAUSE_SECONDS if any(run.is_billed for run in runs) else _PAUSE_SECONDS
+    is_billed = any(run.is_billed for run in runs)
+    pause = _BILLED_PAUSE_SECONDS if is_billed else _PAUSE_SECONDS
     written = poll(
         write,
         Backoff(pause, pause),
@@ -104,7 +105,8 @@ def _refuse_other_file(path: Path) -> None:
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
-    except OSError:  # there is none, or writing will show the problem
+    except OSError:
+        # There is none, or writing will show the problem.
         return
     if head and not any(mark in head for mark in (MARK.encode(), _OLD_MARK)):
         raise UserError(

@@ -116,7 +116,8 @@ class RunRecord:
         Args:
             sent: By metric the number of values and the last step that were returned before; it is updated.
         """
-        appended, replaced = dict[str, Curve](), dict[str, Curve]()
+        appended = dict[str, Curve]()
+        replaced = dict[str, Curve]()
         with self._lock:
             found = {
                 name: values
@@ -224,9 +225,9 @@ def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
 def tags_of(plan: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's tags in a plan.json."""
     tags = plan.get("job", {}).get("tags", {})
-    return (
-        {str(name): str(value) for name, value in tags.items()} if isinstance(tags, Mapping) else {}
-    )
+    if not isinstance(tags, Mapping):
+        return {}
+    return {str(name): str(value) for name, value in tags.items()}
 
 
 def run_document(

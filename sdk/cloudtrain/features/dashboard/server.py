@@ -113,7 +113,8 @@ class Dashboard:
         return FileResponse(STATIC / request.url.path.removeprefix("/"))
 
     async def _runs(self, _: Request) -> Response:
-        self._feed.changes(0)  # starts the first list
+        # Starts the first list.
+        self._feed.changes(0)
         is_complete = await asyncio.to_thread(self._feed.has_listed.wait, _FIRST_LIST_SECONDS)
         version, rows, __ = self._feed.changes(0)
         unreachable = list(self._feed.unreachable.values())
@@ -137,7 +138,8 @@ class Dashboard:
     async def _curves(self, request: Request) -> Response:
         def read() -> dict[str, Any]:
             query = request.query_params
-            first, last = _number(query.get("from"), 0.0), _number(query.get("to"), float("inf"))
+            first = _number(query.get("from"), 0.0)
+            last = _number(query.get("to"), float("inf"))
             points = int(min(_MOST_POINTS, max(10, _number(query.get("points"), POINTS))))
             record = self._feed.follow(request.path_params["reference"]).record
             names = query.getlist("metric") or None
@@ -175,7 +177,8 @@ class Dashboard:
         )
 
     async def _act(self, request: Request) -> Response:
-        reference, action = request.path_params["reference"], request.path_params["action"]
+        reference = request.path_params["reference"]
+        action = request.path_params["action"]
 
         def act() -> dict[str, Any]:
             if action == "stop":
@@ -200,7 +203,8 @@ class Dashboard:
     async def _changes(self, references: list[str], version: int) -> AsyncIterator[str]:
         """Yield server-sent events: changed rows of the list, and what is new in the runs that the page shows."""
         cursors = {name: _Cursor() for name in references}
-        idle, was_listed = 0, False
+        idle = 0
+        was_listed = False
         while True:
             is_listed = self._feed.has_listed.is_set()
             version, rows, deleted = self._feed.changes(version)
@@ -233,11 +237,13 @@ class Dashboard:
             followed = self._feed.follow(reference)
         except CloudtrainError as error:
             text = error.for_terminal()
-            is_known, cursor.state = cursor.state == text, text
+            is_known = cursor.state == text
+            cursor.state = text
             return None if is_known else {"reference": reference, "error": text}
         record = followed.record
         appended, replaced = record.new_values(cursor.sent)
-        lines, events = record.lines_after(cursor.line), record.events_after(cursor.event)
+        lines = record.lines_after(cursor.line)
+        events = record.events_after(cursor.event)
         state = (followed.status, followed.error, followed.is_live)
         if not (appended or replaced or lines or events or state != cursor.state):
             return None
@@ -317,7 +323,8 @@ def _listen(port: int | None) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", each))
-            listener.listen()  # from now on connections wait for the server
+            # From now on connections wait for the server.
+            listener.listen()
         except OSError as error:
             listener.close()
             if port is not None:

@@ -32,7 +32,8 @@ def sweep_document(name: str) -> dict[str, Any]:
         CloudError: AWS refused or cannot be reached.
     """
     stored = find_stored(name)
-    status, space = service.read_status(stored), Space.of(stored.sweep.spec.space)
+    status = service.read_status(stored)
+    space = Space.of(stored.sweep.spec.space)
     return {
         **status.to_json(),
         "strategy": stored.sweep.spec.strategy,
