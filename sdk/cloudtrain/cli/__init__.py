@@ -160,7 +160,8 @@ def _run(argv: list[str]) -> int:
     as_json = "--json" in argv
     try:
         result = cli.main(args=argv, prog_name="cloudtrain", standalone_mode=False)
-    except (click.exceptions.Abort, KeyboardInterrupt):  # click converts the second to the first
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        # click converts the second to the first.
         message = "interrupted; to see whether a run was started: cloudtrain list"
         console.print_message(message)
         if as_json:
@@ -203,7 +204,8 @@ def _run_trusted(
             console.print_error(error, as_json=as_json)
             return error.exit_code
         _store_agreement(error)
-    except click.Abort:  # Ctrl-C instead of an answer
+    except click.Abort:
+        # Ctrl-C instead of an answer.
         return EXIT_INTERRUPTED
     except CloudtrainError as refusal:
         console.print_error(refusal, as_json=as_json)

@@ -26,7 +26,8 @@ class _DefaultListGroup(click.Group):
             args = [named, *(word for word in args if word != named)]
         elif not asks_for_help and (args or not ctx.resilient_parsing):
             # Without a word, completion offers the commands.
-            if sum(not word.startswith("-") for word in args) > 1:  # a run and something else
+            # A run and another word: probably a misspelt command.
+            if sum(not word.startswith("-") for word in args) > 1:
                 refuse_misspelt(ctx, args[0], self.commands)
             args = [_LIST, *args]
         return super().parse_args(ctx, args)
@@ -89,7 +90,8 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
         found = checkpoint_folder(run).verify(step, progress)
     content = {"checkpoints": [each.to_json() for each in found]}
     console.print_answer(lambda: content, lambda: shown.print_verified(found), as_json=as_json)
-    return EXIT_RUN_FAILED if any(each.state in (DAMAGED, UNREADABLE) for each in found) else 0
+    is_bad = any(each.state in (DAMAGED, UNREADABLE) for each in found)
+    return EXIT_RUN_FAILED if is_bad else 0
 
 
 @checkpoints.command()

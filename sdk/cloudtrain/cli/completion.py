@@ -18,7 +18,8 @@ def complete_runs(
 
     try:
         homes = all_homes()
-    except UserError:  # the command itself will say it
+    except UserError:
+        # The command itself reports it.
         return []
     ids = [run.rpartition(":")[2] for run in known_runs(os.environ, homes)]
     names = dict.fromkeys([LATEST, *map(job_name, ids), *ids])
@@ -36,9 +37,8 @@ def complete_fields(_: click.Context, __: click.Parameter, incomplete: str) -> l
         for path, model in sections.items()
         for name in model.model_fields
     ]
-    fields = [
-        path for path in paths if path not in sections or "." in path
-    ]  # spot: true is short for a section
+    # A section such as `cluster.spot` is kept: `spot: true` is short for it.
+    fields = [path for path in paths if path not in sections or "." in path]
     return [
         CompletionItem(f"{path}=")
         for path in fields

@@ -137,7 +137,8 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     console.print_answer(lambda: found, lambda: print_account_checks(checks), as_json=as_json)
     # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
     is_unreachable = any(each.name == "identity" and each.result == "unknown" for each in checks)
-    return EXIT_CLOUD if is_unreachable or any(each.result == "fail" for each in checks) else 0
+    has_failed = any(each.result == "fail" for each in checks)
+    return EXIT_CLOUD if is_unreachable or has_failed else 0
 
 
 @click.command()

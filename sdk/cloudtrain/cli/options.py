@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
     from cloudtrain.runs.log_lines import LogFilter
 
-_PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"  # importing settings would slow down --help
+# A copy of the settings' name: importing settings would slow down --help.
+_PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
 
 _TRUST_KEY = "cloudtrain.settings.trust"
 
@@ -300,8 +301,10 @@ def read_moment(option: str, text: str | None, *, is_end: bool = False) -> datet
     from cloudtrain.errors import UserError
     from cloudtrain.support.units import parse_moment
 
+    if text is None:
+        return None
     try:
-        return None if text is None else parse_moment(text, datetime.now(UTC), is_end=is_end)
+        return parse_moment(text, datetime.now(UTC), is_end=is_end)
     except ValueError as error:
         raise UserError(f"{option}: {error}", f"for example {option} 2d") from None
 
@@ -356,7 +359,12 @@ def _log_filter(
 ) -> LogFilter:
     from cloudtrain.runs.log_lines import LogFilter
 
-    return LogFilter(host, grep, since, rank)
+    return LogFilter(
+        host=host,
+        grep=grep,
+        since=since,
+        rank=rank,
+    )
 
 
 log_options = option_group(

@@ -108,8 +108,12 @@ _VERSION = ("v", "V")
 def explain_option(error: click.NoSuchOption) -> click.UsageError:
     """Return the error of an option that a command lacks, with what to write in its place."""
     message = f"no such option {error.option_name}"
-    hint = _hint(error.option_name.lstrip("-"), error.ctx) if error.ctx is not None else ""
-    return click.UsageError(f"{message}; {hint}" if hint else message, error.ctx)
+    hint = ""
+    if error.ctx is not None:
+        hint = _hint(error.option_name.lstrip("-"), error.ctx)
+    if hint:
+        message = f"{message}; {hint}"
+    return click.UsageError(message, error.ctx)
 
 
 def _hint(name: str, ctx: click.Context) -> str:

@@ -263,7 +263,8 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     try:
         is_over = handle.state.is_final
     except UnreadableStateError:
-        is_over = False  # `stop` works without a readable state
+        # `stop` works without a readable state.
+        is_over = False
     if pool and not wait and not is_over:
         hint = "leave out --no-wait, or end the pool later with the same command"
         raise UserError(
@@ -279,9 +280,10 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         )
     handle.stop()
     # `is_over` is from before the stop: a run that waits in a queue ends at once.
-    console.print_message(
-        f"{handle.reference} had ended already" if is_over else f"stopping {handle.reference}"
-    )
+    if is_over:
+        console.print_message(f"{handle.reference} had ended already")
+    else:
+        console.print_message(f"stopping {handle.reference}")
     found = handle.wait() if wait and not is_over else handle.status()
     if pool:
         try:
@@ -289,9 +291,8 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         except UserError as error:
             if is_over:
                 raise
-            console.print_message(
-                error.message
-            )  # no warm pool is kept, which is what the user wants
+            # No warm pool is kept, which is what the user wants.
+            console.print_message(error.message)
         found = handle.status()
     _print_status(found, as_json=as_json)
 
@@ -315,9 +316,10 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     with console.spinner("reading the log"):
         history = read_history(handle)
     if names or not as_json:
-        history = history.only(
-            history.select(names) if names or not show_all else tuple(history.metrics)
-        )
+        chosen = tuple(history.metrics)
+        if names or not show_all:
+            chosen = history.select(names)
+        history = history.only(chosen)
     if as_json:
         console.print_json(history.to_json(handle.id))
     else:
@@ -413,7 +415,8 @@ def rm(
             status.reference: removal.folder_bytes(removal.folder_of(status))
             for status in found.runs
         }
-    total = f"{len(sizes)} run{'' if len(sizes) == 1 else 's'}, {format_size(sum(sizes.values()))}"
+    plural = "" if len(sizes) == 1 else "s"
+    total = f"{len(sizes)} run{plural}, {format_size(sum(sizes.values()))}"
     if not as_json:
         rows = [
             (each.reference, str(each.state), format_size(sizes[each.reference]))
