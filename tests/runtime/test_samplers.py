@@ -22,6 +22,7 @@ from support.parallel_training import SIX_DIGITS, TRAIN, Small, losses
 from torch import nn
 
 from cloudtrain_runtime.data.global_order import TaskOrder
+from cloudtrain_runtime.errors import TaskError
 
 pytestmark = pytest.mark.processes
 
@@ -91,3 +92,8 @@ def test_an_order_that_cannot_be_shared_is_refused(
 ) -> None:
     found = losses(job(2), 2, tmp_path, samples=30, task=task)
     assert expected in str(found.reason)
+
+
+def test_a_sampler_that_yields_none_is_refused() -> None:
+    with pytest.raises(TaskError, match="it yielded a NoneType"):
+        TaskOrder([0, None], 2, seed=0, epoch=0)  # type: ignore[list-item]

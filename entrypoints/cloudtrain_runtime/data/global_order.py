@@ -133,10 +133,10 @@ class TaskOrder:
             if isinstance(getattr(any_sampler, "generator", None), torch.Generator):
                 any_sampler.generator.manual_seed(drawn)
             indices = list(sampler)
-        wrong = next((index for index in indices if not hasattr(index, "__index__")), None)
-        if wrong is not None:
+        wrong = [type(index).__name__ for index in indices if not hasattr(index, "__index__")]
+        if wrong:
             raise TaskError(
-                f"sampler() must yield the index of one sample at a time; it yielded a {type(wrong).__name__} "
+                f"sampler() must yield the index of one sample at a time; it yielded a {wrong[0]} "
                 "(cloudtrain makes the batches)"
             )
         if len(indices) != len(any_sampler):
