@@ -63,7 +63,9 @@ def test_certain_imports(tmp_path: Path, text: str, expected: set[str]) -> None:
     of_task = {name for name, _ in read_task_conventions(code, "task.py", {}, "A").imports}
     assert of_script - {"torch"} == of_task - {"torch"} == expected
     assert set(missing_packages(tmp_path, "task:A")) == expected
-    assert {each.module for each in find_missing(code / "train.py")} <= {*expected, "torch"}
+    # This Python may lack torch, and newer ones have no distutils.
+    lacking = {each.module for each in find_missing(code / "train.py")}
+    assert lacking <= {*expected, "torch", "distutils"}
 
 
 @pytest.mark.parametrize(
