@@ -129,7 +129,7 @@ def test_local_runs_use_nccl_instead_of_smddp(
     if not is_local:
         monkeypatch.setattr(
             "cloudtrain_runtime.process.environment.Path",
-            lambda path: tmp_path if path == "/opt/ml" else Path(path),
+            lambda path: tmp_path if str(path) == "/opt/ml" else Path(path),
         )
     environ = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     context = read_context(
