@@ -531,5 +531,8 @@ def shape_of(value: Any) -> str:
 
 def kind_of(value: object) -> str:
     """Return the type of a value with its article, such as `a Tensor`."""
+    if value is None:
+        return "None"
     name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    article = "an" if name[0] in "aeiouAEIOU" else "a"
+    return f"{article} {name}"

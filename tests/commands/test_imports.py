@@ -111,3 +111,17 @@ def test_the_socket_guard_works() -> None:
         [sys.executable, "-c", code], env=sealed, capture_output=True, text=True, check=False
     )
     assert "PermissionError: this command is offline" in done.stderr
+
+
+def test_help_of_each_command_imports_no_pydantic() -> None:
+    program = (
+        "import sys, click; from cloudtrain.cli import cli; context = click.Context(cli); "
+        "[cli.get_command(context, name).get_help(context) for name in cli.list_commands(context)]; "
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    modules = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "cloudtrain" in modules
+    assert modules.isdisjoint({"pydantic", "yaml", "rich", *HEAVY})

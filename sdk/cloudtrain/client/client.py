@@ -281,7 +281,7 @@ class Client:
     def evaluate(self, reference: RunLike, choice: Any = None, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""
         return call_feature(
-            "evaluation.evaluating", "start_evaluation", self, reference, choice, **given
+            "evaluation.evaluating", "evaluate", reference, choice, client=self, **given
         )
 
     def _plan_resumed(

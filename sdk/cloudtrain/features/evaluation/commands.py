@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import TYPE_CHECKING
 
 import click
 
 from cloudtrain import console
 from cloudtrain.cli.options import json_option, runs_argument, set_option, skip_check_option
-from cloudtrain.runs.run import Run
 from cloudtrain.support.backend_facts import MACHINE_BACKEND, SIMULATED_BACKEND
+
+if TYPE_CHECKING:
+    from cloudtrain.runs.run import Run
 
 
 @click.command()
@@ -74,12 +77,8 @@ def evaluate(
     """
     from cloudtrain.client.client import Client
     from cloudtrain.console.plans import ConsoleObserver
-    from cloudtrain.features.evaluation.evaluating import (
-        INITIAL,
-        EvaluationChoice,
-        parse_data,
-        start_evaluation,
-    )
+    from cloudtrain.features.evaluation.evaluating import INITIAL, EvaluationChoice, parse_data
+    from cloudtrain.features.evaluation.evaluating import evaluate as start_evaluation
 
     pairs = []
     step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
@@ -90,9 +89,9 @@ def evaluate(
         # All names are resolved before anything starts.
         for run, each in product([client.get_run(name) for name in runs], choices):
             started = start_evaluation(
-                client,
                 run,
                 each,
+                client=client,
                 overrides=overrides,
                 instances=instances,
                 backend=backend,

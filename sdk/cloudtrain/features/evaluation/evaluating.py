@@ -104,29 +104,7 @@ def evaluate(
         SpecError: The changed job is not valid.
         CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
-    return start_evaluation(
-        client or Client(settings),
-        reference,
-        choice,
-        overrides=overrides,
-        instances=instances,
-        backend=backend,
-        skip_check=skip_check,
-    )
-
-
-def start_evaluation(
-    client: Client,
-    reference: RunLike,
-    choice: EvaluationChoice | None = None,
-    *,
-    overrides: Iterable[str] = (),
-    instances: int | None = None,
-    backend: str | None = None,
-    skip_check: bool = False,
-) -> Run:
-    """Start an evaluation with a client; see `evaluate`."""
-    session = client.session
+    session = (client or Client(settings)).session
     found, run = session.find(reference)
     previous = PreviousRun(found.plan_of(run))
     spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)

@@ -42,15 +42,17 @@ def print_ranking(ranking: Ranking) -> None:
     shown += [
         name for name in names if name != metric and (not split or name.startswith(f"{split}/"))
     ]
-    rows = [
-        (
-            f"{place}" if metric else "",
-            each.evaluated,
-            "initial" if each.is_initial else "" if each.step is None else f"{each.step:,}",
-            *(str(each.metrics[name]) if name in each.metrics else "" for name in shown),
-        )
-        for place, each in enumerate(ranking.evaluations, 1)
-    ]
+    rows = []
+    for place, each in enumerate(ranking.evaluations, 1):
+        values = [str(each.metrics[name]) if name in each.metrics else "" for name in shown]
+        rows.append((str(place) if metric else "", each.evaluated, _weights_of(each), *values))
     print_columns([("", "run", "step", *shown), *rows], skip_empty=False)
     for text in ranking.warnings:
         print_message(f"warning: {text}")
+
+
+def _weights_of(found: Evaluation) -> str:
+    """Return which weights were evaluated: the step, `initial`, or an empty text for the final ones."""
+    if found.is_initial:
+        return "initial"
+    return "" if found.step is None else f"{found.step:,}"

@@ -12,19 +12,15 @@ from cloudtrain.cli.options import (
     json_option,
     parsed_by,
 )
-from cloudtrain.client.account import find_settings
-from cloudtrain.client.client import Client
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
-from cloudtrain.features.rehearsal.data_sample import parse_sample
-from cloudtrain.features.rehearsal.output import print_rehearsal, rehearsal_lines
-from cloudtrain.features.rehearsal.rehearse import RehearsalOptions, rehearse_job
 from cloudtrain.support.backend_facts import choose_backend
-from cloudtrain.support.checks import Result
 
 _INTERRUPTED = "interrupted: the processes of the rehearsal have ended, its folder is deleted, and there is no receipt"
 
 
 def _check_sample(text: str) -> str:
+    from cloudtrain.features.rehearsal.data_sample import parse_sample
+
     parse_sample(text)
     return text
 
@@ -85,6 +81,12 @@ def rehearse(
     Each check is proven, failed or unknown: it cannot be shown here. The exit code is 4 when a check has failed, and
     with limits.require_rehearsal also when the verdict is unknown. Nothing is sent to an account.
     """
+    from cloudtrain.client.account import find_settings
+    from cloudtrain.client.client import Client
+    from cloudtrain.features.rehearsal.output import print_rehearsal, rehearsal_lines
+    from cloudtrain.features.rehearsal.rehearse import RehearsalOptions, rehearse_job
+    from cloudtrain.support.checks import Result
+
     client = Client(find_settings(job.job, flags))
     loaded = job.load()
     options = RehearsalOptions(

@@ -121,14 +121,16 @@ def print_changes(change: ProfileChange) -> None:
     print_message(_where(change))
     rows = []
     for each in change.changes:
-        mark = "+" if each.before is None else "-" if each.after is None else "~"
-        had = f"{_shown(each.before)} -> " if mark == "~" else ""
-        rows.append(
-            (
-                f"  {mark} {each.name}",
-                f"{had}{_shown(each.before if each.after is None else each.after)}",
-            )
-        )
+        if each.before is None:
+            mark = "+"
+            value = _shown(each.after)
+        elif each.after is None:
+            mark = "-"
+            value = _shown(each.before)
+        else:
+            mark = "~"
+            value = f"{_shown(each.before)} -> {_shown(each.after)}"
+        rows.append((f"  {mark} {each.name}", value))
     print_columns(rows, write=print_message)
 
 

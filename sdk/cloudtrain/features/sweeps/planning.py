@@ -172,16 +172,13 @@ def describe(dimension: Dimension) -> str:
     )
     if isinstance(domain, Choice):
         return f"one of {', '.join(map(str, domain.labels))}{when}"
-    scale = (
-        ", logarithmic"
-        if domain.is_log
-        else ""
-        if domain.step is None
-        else f" in steps of {domain.step:g}"
-    )
-    return (
-        f"{'integer ' if domain.is_integer else ''}{domain.low:g} to {domain.high:g}{scale}{when}"
-    )
+    scale = ""
+    if domain.is_log:
+        scale = ", logarithmic"
+    elif domain.step is not None:
+        scale = f" in steps of {domain.step:g}"
+    kind = "integer " if domain.is_integer else ""
+    return f"{kind}{domain.low:g} to {domain.high:g}{scale}{when}"
 
 
 def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:

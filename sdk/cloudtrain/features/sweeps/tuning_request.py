@@ -153,7 +153,9 @@ def _kind_of(dimension: Dimension) -> str | None:
     if isinstance(domain, Range):
         return "int" if domain.is_integer else "float"
     kinds = {_kind_of_value(each) for each in domain.labels}
-    return "float" if kinds == {"int", "float"} else kinds.pop() if len(kinds) == 1 else ""
+    if kinds == {"int", "float"}:
+        return "float"
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 def _kind_of_value(value: object) -> str:
