@@ -178,11 +178,11 @@ def test_other_commands_need_trust_for_the_account(
 
 
 def test_the_sdk_refuses_untrusted_settings(cloned: Path) -> None:
-    with pytest.raises(cloudtrain.UntrustedSettingsError, match="their-bucket"):
+    with pytest.raises(cloudtrain.errors.UntrustedSettingsError, match="their-bucket"):
         cloudtrain.submit(cloned)
-    with pytest.raises(cloudtrain.UntrustedSettingsError, match="trust=True"):
+    with pytest.raises(cloudtrain.errors.UntrustedSettingsError, match="trust=True"):
         cloudtrain.check(cloned)
-    trusted = cloudtrain.find_settings(cloned, trust=True)
+    trusted = cloudtrain.setup.find_settings(cloned, trust=True)
     assert trusted.bucket_owners == {"their-bucket": "210987654321"}
     assert cloudtrain.plan(cloned, local=True).config.bucket_owners == {}
     with pytest.raises(cloudtrain.CloudError, match=NO_CREDENTIALS):

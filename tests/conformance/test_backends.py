@@ -201,7 +201,7 @@ def test_a_stop_ends_the_run(start: Start) -> None:
 def test_runs_are_listed_by_their_backend(start: Start, backend: str) -> None:
     run = start()
     run.wait(timeout_seconds=300)
-    assert [status.run for status in Client().list_runs(backends=[backend])][:1] == [run.id]
+    assert [status.run for status in Client().list_runs(backend=[backend])][:1] == [run.id]
     assert run.id in [status.run for status in Client().list_runs()]
 
 

@@ -335,7 +335,7 @@ from botocore.exceptions import ClientError
 sys.path.insert(0, TESTS)
 import cloudtrain
 from support.serving import digit_requests, malformed_requests
-options = cloudtrain.EndpointOptions(name="same", scaling=(1, 2))
+options = cloudtrain.serving.EndpointOptions(name="same", scaling=(1, 2))
 first = cloudtrain.deploy(RUN, options, sandbox=True)
 again = cloudtrain.deploy(RUN, options, sandbox=True)
 client = first.account.client("sagemaker-runtime")
@@ -354,7 +354,7 @@ np.savez("endpoint.npz", *[np.asarray(outputs, np.float32) for _, outputs in ans
 listed = cloudtrain.list_endpoints()
 deleted = cloudtrain.undeploy("same", sandbox=True)
 left = cloudtrain.list_endpoints()
-costs = cloudtrain.costs(backends=["sandbox"])
+costs = cloudtrain.costs(backend=["sandbox"])
 print(json.dumps({
     "costs": [each.to_json() for each in costs.endpoints],
     "statuses": sorted({status for status, _ in answers}),

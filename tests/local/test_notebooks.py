@@ -45,7 +45,7 @@ def execute(path: Path, socket_path: Path) -> list[dict[str, Any]]:
     except nbclient.exceptions.CellExecutionError as error:
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         statuses = [
-            (run.id, run.state, run.reason) for run in cloudtrain.list_runs(backends=["local"])
+            (run.id, run.state, run.reason) for run in cloudtrain.list_runs(backend=["local"])
         ]
         pytest.fail(f"{error}\noutputs: {outputs}\nruns: {statuses}")
     return [
@@ -63,7 +63,7 @@ def test_a_notebook_of_the_examples_runs(path: Path, socket_path: Path, tmp_path
     assert any("image/png" in data for data in shown)
     assert any("SUCCEEDED" in data.get("text/plain", "") for data in shown)
     assert all("text/plain" in data for data in shown)
-    runs = list(cloudtrain.list_runs(backends=["local"]))
+    runs = list(cloudtrain.list_runs(backend=["local"]))
     assert {run.state for run in runs} == {State.SUCCEEDED}
     if path.stem == "plan_and_train":
         assert any('did you mean "epochs"?' in output.get("text", "") for output in outputs)

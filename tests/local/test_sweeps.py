@@ -114,12 +114,12 @@ def test_a_crash_at_any_record_doubles_no_trial(
     stored, _ = service.open_sweep(load_sweep(file), backend="local")
     crashed, record = set[tuple[str, int, str]](), Study.save
 
-    def crash_once(when: str, trial: cloudtrain.Trial) -> None:
+    def crash_once(when: str, trial: cloudtrain.sweeps.Trial) -> None:
         if (point := (when, trial.number, str(trial.state))) not in crashed:
             crashed.add(point)
             raise InterruptedError(point)
 
-    def save(study: Study, trial: cloudtrain.Trial) -> None:
+    def save(study: Study, trial: cloudtrain.sweeps.Trial) -> None:
         crash_once("before", trial)
         record(study, trial)
         crash_once("after", trial)
@@ -153,7 +153,7 @@ def test_a_stopped_sweep_stops_its_runs(cli: Cli, write: Callable[..., Path]) ->
     )
     sweep = cli("sweep", file, "--local", "--json").json["sweep"]
     handle = cloudtrain.get_sweep(sweep)
-    until(lambda: handle.status().count(cloudtrain.TrialState.RUNNING) == 2)
+    until(lambda: handle.status().count(cloudtrain.sweeps.TrialState.RUNNING) == 2)
     kill_controller(sweep)
     stopped = cli("sweep", "stop", sweep, "--json")
     assert stopped.code == 0, stopped.err
@@ -208,12 +208,12 @@ def test_promoted_trials_continue_exactly(
         local=True,
     )
     status = sweep.wait()
-    assert status.state is cloudtrain.SweepState.SUCCEEDED, status
+    assert status.state is cloudtrain.sweeps.SweepState.SUCCEEDED, status
     best = sweep.best
     assert (best.length, len(best.earlier), sorted(best.rungs)) == (9, 1, ["3", "9"])
     tags = sweep.run_of(best).plan_document()["job"]["tags"]
     assert tags == {"sweep": sweep.id, "trial": str(best.number)}
-    assert status.count(cloudtrain.TrialState.PRUNED) == 2
+    assert status.count(cloudtrain.sweeps.TrialState.PRUNED) == 2
     resumed = sweep.run_of(best).status().progress
     sweep.write_job(tmp_path / "best.yaml")
     straight = cli("submit", tmp_path / "best.yaml", "--local", "--follow", "--json").json
@@ -263,7 +263,7 @@ def test_failures_by_an_outside_cause_are_repeated(
     assert status.state == "INTERRUPTED"
     assert "AccessDenied" in status.reason
     assert "to continue: cloudtrain sweep run FILE --local" in status.reason
-    assert status.count(cloudtrain.TrialState.FAILED) == 0
+    assert status.count(cloudtrain.sweeps.TrialState.FAILED) == 0
     assert status.best is None
     # Access is granted, and the same trials run.
     marker.touch()

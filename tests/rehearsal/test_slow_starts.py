@@ -33,9 +33,12 @@ SLOW_IMPORT = "import time\ntime.sleep(12)\n"
 def rehearse(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Check], list[float]]:
     monkeypatch.setenv("CLOUDTRAIN_HOME", str(path.parent / "home"))
     lefts: list[float] = []
-    found = cloudtrain.rehearse(
-        path, minutes=0.1, seed=1, on_check=lambda check, left: lefts.append(left)
-    )
+
+    class Lefts(cloudtrain.Observer):
+        def on_check(self, check: Check, seconds_left: float) -> None:  # noqa: ARG002
+            lefts.append(seconds_left)
+
+    found = cloudtrain.rehearse(path, minutes=0.1, seed=1, observer=Lefts())
     return list(found.checks), lefts
 
 

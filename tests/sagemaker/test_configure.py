@@ -78,7 +78,7 @@ def candidates_by_name(found: Candidates) -> dict[str, tuple[bool, str]]:
 
 
 def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
-    found = cloudtrain.find_candidates("us-west-2")
+    found = cloudtrain.setup.find_candidates("us-west-2")
     assert candidates_by_name(found["role"]) == {
         "training": (True, ""),
         "function": (
@@ -103,7 +103,7 @@ def test_suitable_roles_and_buckets_come_first(front: Front) -> None:
 
 
 def test_every_bucket_request_names_the_owner(front: Front) -> None:
-    cloudtrain.find_candidates("us-west-2")
+    cloudtrain.setup.find_candidates("us-west-2")
     about = [
         each
         for each in front.requests
@@ -117,7 +117,7 @@ def test_every_bucket_request_names_the_owner(front: Front) -> None:
 
 def test_only_the_first_roles_are_examined(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.preflight.account.MAX_ROLES", 2)
-    found = cloudtrain.find_candidates("us-west-2")["role"]
+    found = cloudtrain.setup.find_candidates("us-west-2")["role"]
     assert len(found.found) == 2
     assert (found.unanswered, found.fix) == ("only 2 roles were examined", "give the role's ARN")
 
@@ -126,13 +126,13 @@ def test_missing_permissions_are_reported(front: Front) -> None:
     front.respond("ListRoles", DENIED)
     front.respond("GET /", DENIED)
     front.respond("HEAD /plain-bucket", Answer(b"", 403))
-    found = cloudtrain.find_candidates("us-west-2")
+    found = cloudtrain.setup.find_candidates("us-west-2")
     assert found["role"].found == found["bucket"].found == ()
     assert found["role"].unanswered == "these credentials lack the permission iam:ListRoles"
     assert found["bucket"].fix == "grant s3:ListAllMyBuckets to these credentials"
     del front.rules["GET /"]
     front.respond("GET /cloudtrain-test", DENIED)
-    seen = candidates_by_name(cloudtrain.find_candidates("us-west-2")["bucket"])
+    seen = candidates_by_name(cloudtrain.setup.find_candidates("us-west-2")["bucket"])
     assert seen["plain-bucket"] == (
         False,
         "cannot be examined without the permission s3:ListBucket",
@@ -163,7 +163,7 @@ def test_valid_values_are_stored(front: Front) -> None:
     made = network()
     checks: list[Any] = []
     values = {**GOOD, "subnets": made["subnet one"], "security_groups": made["group one"]}
-    cloudtrain.configure(values, on_checks=checks.extend)
+    cloudtrain.setup.configure(values, on_checks=checks.extend)
     assert {check.name: str(check.result) for check in checks} == dict.fromkeys(
         ("identity", "role", "trust", "bucket", "subnets", "security groups"), "pass"
     )
@@ -204,12 +204,12 @@ def test_invalid_values_are_rejected_with_a_fix(
         for name, value in {**GOOD, **wrong}.items()
     }
     with pytest.raises(CloudError) as caught:
-        cloudtrain.configure(values)
+        cloudtrain.setup.configure(values)
     assert message in caught.value.message
     assert "fix: " in caught.value.message
     assert "--offline" in caught.value.hint
     assert not profile_file(os.environ).exists()
-    assert cloudtrain.configure(values, offline=True).changes
+    assert cloudtrain.setup.configure(values, offline=True).changes
 
 
 def test_values_that_cannot_be_checked_are_stored_with_a_note(cli: Cli, front: Front) -> None:
@@ -242,7 +242,7 @@ def test_a_malformed_endpoint_url_is_reported(
     cli: Cli, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
-    found = cloudtrain.find_candidates("us-west-2")
+    found = cloudtrain.setup.find_candidates("us-west-2")
     assert found["role"].fix == found["bucket"].fix == "write AWS_ENDPOINT_URL as http://host:port"
     done = cli("configure", "--set", f"role={ROLE}")
     assert (done.code, "Traceback" in done.err) == (0, False)
@@ -283,7 +283,7 @@ def test_it_asks_and_shows_suitable_values(front: Front) -> None:
     )
     assert shown.end() == 0
     assert "to use it: export CLOUDTRAIN_PROFILE=team" in shown.text
-    assert cloudtrain.list_profiles() == {
+    assert cloudtrain.setup.list_profiles() == {
         "team": {
             "role": ROLE,
             "bucket": "encrypted-bucket",
@@ -321,7 +321,7 @@ def test_ctrl_c_and_no_change_nothing(front: Front) -> None:
     assert shown.end() == 130
     assert "nothing was stored" in shown.text
     assert not profile_file(os.environ).exists()
-    cloudtrain.configure(GOOD)
+    cloudtrain.setup.configure(GOOD)
     shown = terminal("--set", "bucket=encrypted-bucket")
     until(lambda: shown.shows("replace bucket? [y/N]"))
     assert "~ bucket  cloudtrain-test -> encrypted-bucket" in shown.text
@@ -333,7 +333,7 @@ def test_ctrl_c_and_no_change_nothing(front: Front) -> None:
 
 @pytest.mark.promise
 def test_a_profile_is_enough_for_plan_and_check(cli: Cli, front: Front, tmp_path: Path) -> None:
-    cloudtrain.configure(GOOD, profile="team")
+    cloudtrain.setup.configure(GOOD, profile="team")
     (tmp_path / "job.yaml").write_text(
         "name: first\ncode: {script: train.py}\ncluster: {instance_type: ml.m5.xlarge}\n"
     )

@@ -14,6 +14,7 @@ from support.aws_frontend import Answer, Front, Request, quotas, simulation
 from support.jobs import Cli
 from support.recorded_runs import write_run
 
+from cloudtrain import Observer
 from cloudtrain.aws.retry import OutagePolicy
 from cloudtrain.features.serving import deployment
 
@@ -173,10 +174,15 @@ def test_undeploy_waits_until_aws_can_delete(
     monkeypatch.setattr(
         deployment,
         "open_account",
-        lambda **options: dataclasses.replace(real(**options), poll_seconds=0.05),
+        lambda *given: dataclasses.replace(real(*given), poll_seconds=0.05),
     )
     reported: list[str] = []
-    assert "endpoint digits" in deployment.undeploy("digits", progress=reported.append)
+
+    class Reported(Observer):
+        def on_progress(self, text: str) -> None:
+            reported.append(text)
+
+    assert "endpoint digits" in deployment.undeploy("digits", observer=Reported())
     assert (
         "the endpoint is Creating: waiting, because AWS cannot delete it before that ends"
         in reported

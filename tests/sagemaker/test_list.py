@@ -117,7 +117,7 @@ def test_only_the_shown_pages_are_fetched(account: Front, cli: Cli) -> None:
 
 
 def test_no_call_is_made_before_the_first_run_is_read(account: Front) -> None:
-    runs = cloudtrain.Client().list_runs(backends=["sagemaker"])
+    runs = cloudtrain.Client().list_runs(backend=["sagemaker"])
     assert sagemaker_calls(account) == []
     next(runs)
     assert sagemaker_calls(account) == ["ListTrainingJobs"]

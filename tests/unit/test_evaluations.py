@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.errors import UserError
-from cloudtrain.features.evaluation.evaluating import EvaluationChoice, parse_data
+from cloudtrain.features.evaluation.evaluating import EvaluationOptions, parse_data
 from cloudtrain.runs.comparison import compare_evaluations
 from cloudtrain.runs.evaluations import (
     EvaluatedSplit,
@@ -115,10 +115,10 @@ def test_data_is_given_for_one_channel_or_by_name() -> None:
 
 def test_a_wrong_split_or_checkpoint_is_refused() -> None:
     with pytest.raises(UserError, match="no split 'tset'") as split:
-        EvaluationChoice(splits=("tset",))
+        EvaluationOptions(splits=("tset",))
     assert split.value.hint == 'did you mean "test"?'
     with pytest.raises(UserError, match="'bets' is no checkpoint"):
-        EvaluationChoice(checkpoint="bets")
+        EvaluationOptions(checkpoint="bets")
     with pytest.raises(UserError, match="'inital' is no checkpoint") as checkpoint:
-        EvaluationChoice(checkpoint="inital")
+        EvaluationOptions(checkpoint="inital")
     assert checkpoint.value.hint == 'did you mean "initial"?'

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from support.run_logs import LoggedRun
 
-from cloudtrain import MissingExtraError, Run, UserError
+from cloudtrain import Run, UserError
+from cloudtrain.errors import MissingExtraError
 from cloudtrain.support.installation import install_command
 
 EVENTS = [

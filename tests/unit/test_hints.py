@@ -30,10 +30,10 @@ SOURCES = Path(inspect.getfile(cloudtrain)).parent
             "verify them: cloudtrain.checkpoint_folder(RUN).verify()"
         ),
         "see all of them: cloudtrain check JOB; to submit anyway: --skip-check": (
-            "see all of them: cloudtrain.check(spec); to submit anyway: skip_check=True"
+            "see all of them: cloudtrain.check(job); to submit anyway: skip_check=True"
         ),
         "start one: cloudtrain submit --local; or name a run: cloudtrain list": (
-            "start one: cloudtrain.submit(spec, local=True); or name a run: cloudtrain.list_runs()"
+            "start one: cloudtrain.submit(job, local=True); or name a run: cloudtrain.list_runs()"
         ),
         "again: cloudtrain submit JOB --set checkpoint.resume=digits-1": (
             'again: cloudtrain.submit(JobSpec.from_yaml(JOB, ["checkpoint.resume=digits-1"]))'

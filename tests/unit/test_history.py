@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from support.run_logs import LoggedRun, event_line
 
-from cloudtrain import LogLine, Run, UserError
+from cloudtrain import Run, UserError
 from cloudtrain.console.metrics import print_history, thin_rows
 from cloudtrain.runs.history import MetricHistory
+from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.runs.status import State, Status
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain import Explanation, LogLine, State, Status
+from cloudtrain import State, Status
 from cloudtrain.backends.local.host_log import HostLog
-from cloudtrain.failure_rules import explain_run
+from cloudtrain.failure_rules import Explanation, explain_run
+from cloudtrain.runs.log_lines import LogLine
 
 RUN = "demo-261120-101500-1a2b3c"
 BEGIN = datetime(2026, 11, 20, 10, 15, tzinfo=UTC).timestamp()

@@ -43,7 +43,7 @@ def written(file: Path) -> Path:
 
 
 def test_later_commands_use_the_stored_settings(file: Path) -> None:
-    change = cloudtrain.configure({**FULL, "report": True}, offline=True)
+    change = cloudtrain.setup.configure({**FULL, "report": True}, offline=True)
     assert [each.name for each in change.changes] == list(SETTINGS)
     settings = load_settings(os.environ)
     assert settings.report is True
@@ -52,56 +52,58 @@ def test_later_commands_use_the_stored_settings(file: Path) -> None:
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
-    assert cloudtrain.configure(FULL, offline=True).changes == ()
+    assert cloudtrain.setup.configure(FULL, offline=True).changes == ()
 
 
 def test_a_new_profile_keeps_the_others(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = written.read_text()
-    cloudtrain.configure({"bucket": "three", "region": "eu-west-1"}, profile="new", offline=True)
+    cloudtrain.setup.configure(
+        {"bucket": "three", "region": "eu-west-1"}, profile="new", offline=True
+    )
     assert (
         written.read_text() == before + '\n[profiles.new]\nbucket = "three"\nregion = "eu-west-1"\n'
     )
     monkeypatch.setenv("CLOUDTRAIN_PROFILE", "new")
-    settings = cloudtrain.find_settings()
+    settings = cloudtrain.setup.find_settings()
     assert (settings.role, settings.bucket, settings.region) == (ROLE, "three", "eu-west-1")
-    assert cloudtrain.list_profiles() == {
+    assert cloudtrain.setup.list_profiles() == {
         None: {"role": ROLE, "bucket": "one"},
         "big": {"bucket": "two"},
         "new": {"bucket": "three", "region": "eu-west-1"},
     }
-    cloudtrain.remove_profile("new")
+    cloudtrain.setup.remove_profile("new")
     assert written.read_text() == before + "\n"
     with pytest.raises(SettingsError, match="there is no profile 'bog'") as caught:
-        cloudtrain.remove_profile("bog")
+        cloudtrain.setup.remove_profile("bog")
     assert caught.value.hint == 'did you mean "big"?'
 
 
 def test_other_values_are_replaced_only_with_overwrite(written: Path) -> None:
     before = written.read_text()
     with pytest.raises(SettingsError, match="has other values of bucket; nothing was stored"):
-        cloudtrain.configure({"bucket": "three"}, offline=True)
+        cloudtrain.setup.configure({"bucket": "three"}, offline=True)
     assert written.read_text() == before
-    cloudtrain.configure({"bucket": "three"}, overwrite=True, offline=True)
+    cloudtrain.setup.configure({"bucket": "three"}, overwrite=True, offline=True)
     assert written.read_text() == before.replace("'one'", '"three"')
 
 
 def test_an_empty_value_removes_a_setting(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "alias/training"
-    cloudtrain.configure({"kms_key": key}, offline=True)
-    cloudtrain.configure({"kms_key": ""}, profile="big", offline=True)
-    assert cloudtrain.find_settings().kms_key == key
+    cloudtrain.setup.configure({"kms_key": key}, offline=True)
+    cloudtrain.setup.configure({"kms_key": ""}, profile="big", offline=True)
+    assert cloudtrain.setup.find_settings().kms_key == key
     monkeypatch.setenv("CLOUDTRAIN_PROFILE", "big")
     assert (
-        cloudtrain.find_settings().kms_key is None
+        cloudtrain.setup.find_settings().kms_key is None
     )  # an empty value in a profile hides the general one
     monkeypatch.delenv("CLOUDTRAIN_PROFILE")
-    cloudtrain.configure({"kms_key": ""}, overwrite=True, offline=True)
+    cloudtrain.setup.configure({"kms_key": ""}, overwrite=True, offline=True)
     assert "alias" not in written.read_text()
 
 
 def test_all_errors_are_reported_and_nothing_is_stored(file: Path) -> None:
     with pytest.raises(SettingsError) as caught:
-        cloudtrain.configure(
+        cloudtrain.setup.configure(
             {
                 "role": "training",
                 "bucket": "s3://mine/x",
@@ -196,7 +198,7 @@ def test_a_secret_is_neither_stored_nor_repeated(
     cli: Cli, file: Path, name: str, secret: str
 ) -> None:
     with pytest.raises(SettingsError, match="looks like a secret") as caught:
-        cloudtrain.configure({name: secret}, offline=True)
+        cloudtrain.setup.configure({name: secret}, offline=True)
     assert secret not in str(caught.value)
     assert not file.exists()
 
@@ -365,7 +367,7 @@ def test_a_symbolic_link_is_kept(file: Path, tmp_path: Path) -> None:
     dotfiles.write_text("bucket = 'one'\n")
     file.parent.mkdir(parents=True)
     file.symlink_to(dotfiles)
-    cloudtrain.configure({"region": "us-west-2"}, offline=True)
+    cloudtrain.setup.configure({"region": "us-west-2"}, offline=True)
     assert file.is_symlink()
     assert dotfiles.read_text() == "bucket = 'one'\nregion = \"us-west-2\"\n"
 
@@ -374,13 +376,13 @@ def test_an_unwritable_file_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "taken").write_text("")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "taken"))
     with pytest.raises(SettingsError, match="cannot be written"):
-        cloudtrain.configure({"bucket": "mine"}, offline=True)
+        cloudtrain.setup.configure({"bucket": "mine"}, offline=True)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "a b", "x]", "\u00e9"])
 def test_a_profile_has_a_plain_name(name: str) -> None:
     with pytest.raises(SettingsError, match="cannot be the name of a profile"):
-        cloudtrain.configure({"bucket": "mine"}, profile=name, offline=True)
+        cloudtrain.setup.configure({"bucket": "mine"}, profile=name, offline=True)
 
 
 def terraform_outputs(**other: object) -> dict[str, object]:
@@ -415,7 +417,7 @@ def test_terraform_outputs_become_settings(cli: Cli, tmp_path: Path) -> None:
     path.write_text(
         json.dumps(FULL)
     )  # as terraform output -json NAME prints the outputs of a module
-    assert cloudtrain.read_terraform(path)["subnets"] == tuple(FULL["subnets"])
+    assert cloudtrain.setup.read_terraform(path)["subnets"] == tuple(FULL["subnets"])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from support.jobs import EXAMPLES
 from support.run_logs import LoggedRun
 
 import cloudtrain
-from cloudtrain import Check, Explanation, FailureClass, JobSpec, Run, State, Status
+from cloudtrain import Check, JobSpec, Run, State, Status
 from cloudtrain.console.status_fields import metrics_row
+from cloudtrain.failure_rules import Explanation, FailureClass
 from cloudtrain.runs.notebook_list import MOST_ROWS, RunList
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.support.checks import failed, passed

@@ -15,6 +15,7 @@ import click
 
 from cloudtrain.cli.completion import complete_fields, complete_runs
 from cloudtrain.support.backend_facts import BACKENDS, choose_backend, facts_of
+from cloudtrain.support.job_file import JOB_FILES, find_job_files
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
@@ -25,7 +26,6 @@ _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
 
 _TRUST_KEY = "cloudtrain.settings.trust"
 
-_JOB_FILES = ("job.yaml", "job.yml")
 _LATEST = "latest"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -119,20 +119,13 @@ def _job_arguments(job: str, instances: int | None, overrides: tuple[str, ...]) 
 
 
 def _find_job_file(path: str) -> str:
-    """Return the path of the job file that a path means: itself, the one in a folder, or job.yml for job.yaml."""
-    folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)  # noqa: PTH112 (fast start)
-    if name not in ("", _JOB_FILES[0]):
-        return path
-    found = [
-        each
-        for each in _JOB_FILES
-        if os.path.isfile(os.path.join(folder, each))  # noqa: PTH113, PTH118 (fast start)
-    ]
-    if len(found) > 1:
+    found, *unused = find_job_files(path)
+    if unused:
         from cloudtrain.console import print_message
 
-        print_message(f"{found[0]} is used, and not {found[1]} beside it")
-    return os.path.join(folder, found[0]) if found else path  # noqa: PTH118
+        names = (os.path.basename(each) for each in (found, *unused))  # noqa: PTH119 (fast start)
+        print_message("{} is used, and not {} beside it".format(*names))
+    return found
 
 
 def set_option(help_text: str) -> Callable[[Command], Command]:
@@ -150,7 +143,7 @@ def set_option(help_text: str) -> Callable[[Command], Command]:
 job_options = option_group(
     "job",
     _job_arguments,
-    click.argument("job", type=click.Path(path_type=str), default=_JOB_FILES[0]),
+    click.argument("job", type=click.Path(path_type=str), default=JOB_FILES[0]),
     click.option(
         "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."
     ),
@@ -248,9 +241,7 @@ def _choose_backend(backend: str | None, *, local: bool, sandbox: bool) -> str:
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} cannot be combined")
-    if backend is not None:
-        return backend
-    return choose_backend(local=local, sandbox=sandbox)
+    return choose_backend(backend, local=local, sandbox=sandbox)
 
 
 def listed_backends(only: str | None) -> tuple[str, ...] | None:

@@ -195,7 +195,7 @@ def list_(
     )
     is_account_asked_for = only is not None and facts_of(only).is_billed
     observer = Observer() if is_account_asked_for else _ListObserver()
-    found = Client(observer=observer).list_runs(wanted, backends=listed_backends(only))
+    found = Client(observer=observer).list_runs(wanted, backend=listed_backends(only))
     with console.spinner("looking for runs"):
         # One more run than is shown, to know whether there are more.
         runs = list(itertools.islice(found, limit + 1))

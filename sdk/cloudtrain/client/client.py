@@ -39,11 +39,17 @@ from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike, reference_of
-from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
+from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, check_filter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import BACKENDS, DEFAULT_BACKEND, facts_of
+from cloudtrain.support.backend_facts import (
+    BACKENDS,
+    DEFAULT_BACKEND,
+    choose_backends,
+    facts_of,
+)
 from cloudtrain.support.features import call_feature
+from cloudtrain.support.renamed import renamed_arguments
 
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
@@ -219,10 +225,11 @@ class Client:
             return self.session.record(submission.send(plan))
         return self.session.record(submission.send_until_capacity(plan, wait_for_capacity))
 
+    @renamed_arguments(reference="run")
     def resume(
         self,
-        reference: RunLike,
-        overrides: Iterable[str] = (),
+        run: RunLike,
+        overrides: str | Iterable[str] = (),
         *,
         instances: int | None = None,
         from_step: int | None = None,
@@ -234,7 +241,7 @@ class Client:
         The new run has the same job, code, data and account. Neither job file nor code is needed on this machine.
 
         Args:
-            reference: The run that has ended.
+            run: The run that has ended.
             overrides: Changes of the job, `path=value` as the `--set` option takes them, such as `cluster.spot=true`.
             instances: Replaces `cluster.instances`.
             from_step: Step of the checkpoint to resume from.
@@ -247,12 +254,14 @@ class Client:
             SpecError: The changed job is not valid.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
-        found, run = self.session.find(reference)
-        state = found.status(run).state
+        found, name = self.session.find(run)
+        state = found.status(name).state
         if not state.is_final:
-            hint = f"to stop it: cloudtrain stop {run}"
-            raise UserError(f"{run} is {state}, and only a run that has ended can be resumed", hint)
-        previous = PreviousRun(found.plan_of(run))
+            hint = f"to stop it: cloudtrain stop {name}"
+            raise UserError(
+                f"{name} is {state}, and only a run that has ended can be resumed", hint
+            )
+        previous = PreviousRun(found.plan_of(name))
         spec = previous.job(overrides, instances=instances)
         backend = found.for_previous(previous)
         backend.check_ready()
@@ -261,7 +270,7 @@ class Client:
         try:
             checks = backend.check_resume(plan)
             raise_failed(
-                checks, f"see what {run} has left: cloudtrain checkpoints {found.name}:{run}"
+                checks, f"see what {name} has left: cloudtrain checkpoints {found.name}:{name}"
             )
         except (UnreachableError, CredentialsError):
             raise
@@ -278,11 +287,9 @@ class Client:
         )
         return self.session.record(submission.send(plan))
 
-    def evaluate(self, reference: RunLike, choice: Any = None, **given: Any) -> Any:
+    def evaluate(self, *arguments: Any, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""
-        return call_feature(
-            "evaluation.evaluating", "evaluate", reference, choice, client=self, **given
-        )
+        return call_feature("evaluation.evaluating", "evaluate", *arguments, client=self, **given)
 
     def _plan_resumed(
         self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None
@@ -305,32 +312,35 @@ class Client:
             inputs = dataclasses.replace(inputs, resumed=resumed)
         return add_continuation(inputs.make_plan(spec, previous.code))
 
-    def get_run(self, reference: RunLike) -> Run:
+    @renamed_arguments(reference="run")
+    def get_run(self, run: RunLike) -> Run:
         """Return a run; a `Run` is returned as it is.
 
         Args:
-            reference: A `Run`, a `Status`, or text: a run id, the beginning or end of one that no other run has,
+            run: A `Run`, a `Status`, or text: a run id, the beginning or end of one that no other run has,
                 a job's name for its newest run, or `latest` for the newest local run; `<backend>:` may precede it.
 
         Raises:
             RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
-        if isinstance(reference, Run):
-            return reference
-        backend, run = self.session.find(reference)
-        return Run(run, backend)
+        if isinstance(run, Run):
+            return run
+        backend, name = self.session.find(run)
+        return Run(name, backend)
 
-    def status(self, reference: RunLike) -> Status:
+    @renamed_arguments(reference="run")
+    def status(self, run: RunLike) -> Status:
         """Return the current status of a run.
 
         Raises:
             RunNotFoundError: There is no such run.
         """
-        return self.get_run(reference).status()
+        return self.get_run(run).status()
 
+    @renamed_arguments(reference="run")
     def logs(
         self,
-        reference: RunLike,
+        run: RunLike,
         *,
         follow: bool = False,
         only: LogFilter = ALL_LINES,
@@ -341,7 +351,7 @@ class Client:
         Raises:
             RunNotFoundError: There is no such run.
         """
-        return self.get_run(reference).logs(follow=follow, only=only, on_trouble=on_trouble)
+        return self.get_run(run).logs(follow=follow, only=only, on_trouble=on_trouble)
 
     def explain(self, run: RunLike) -> Explanation:
         """Explain why a run has failed: the first primary error of all ranks, its class, and what to do.
@@ -359,12 +369,13 @@ class Client:
         lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
         return explain_with_next_step(found, lines, handle.facts())
 
+    @renamed_arguments(reference="run")
     def download(
         self,
-        reference: RunLike,
+        run: RunLike,
         to: str | Path | None = None,
         *,
-        what: Iterable[str] = (),
+        what: str | Iterable[str] = (),
         step: int | str | None = None,
         unpack: bool = False,
         force: bool = False,
@@ -375,42 +386,47 @@ class Client:
         Raises:
             RunNotFoundError: There is no such run.
         """
-        run = self.get_run(reference)
-        return run.download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+        found = self.get_run(run)
+        return found.download(
+            to, what=what, step=step, unpack=unpack, force=force, progress=progress
+        )
 
-    def stop(self, reference: RunLike) -> Run:
+    @renamed_arguments(reference="run")
+    def stop(self, run: RunLike) -> Run:
         """Ask a run to end and return it; `run.wait()` waits for the end.
 
         Raises:
             RunNotFoundError: There is no such run.
         """
-        run = self.get_run(reference)
-        run.stop()
-        return run
+        found = self.get_run(run)
+        found.stop()
+        return found
 
+    @renamed_arguments(backends="backend")
     def list_runs(
-        self, wanted: RunFilter = ALL_RUNS, *, backends: Iterable[str] | None = None
+        self, wanted: RunFilter = ALL_RUNS, *, backend: str | Iterable[str] | None = None
     ) -> Iterator[Status]:
         """Yield runs, newest first. Pages are fetched lazily.
 
         Args:
             wanted: Which runs; by default all.
-            backends: Names of backends; by default all that are in use here and whose settings are complete.
+            backend: One or several; by default all that are in use here and whose settings are complete.
 
         Raises:
+            UserError: There is no such backend, or `wanted` is no filter.
             CloudError: AWS refused or cannot be reached, and the observer does not handle `on_unreachable`.
         """
-        names = tuple(BACKENDS if backends is None else backends)
-        yield from (
-            status
-            for _, status in self.session.list_runs(names, wanted, is_named=backends is not None)
-        )
+        check_filter(wanted)
+        named = choose_backends(backend)
+        found = self.session.list_runs(named or tuple(BACKENDS), wanted, is_named=named is not None)
+        return (status for _, status in found)
 
     def costs(self, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.costs(client=client)`."""
         return call_feature("costs.reading", "costs", client=self, **given)
 
-    def compare(self, references: Iterable[RunLike]) -> Comparison:
+    @renamed_arguments(references="runs")
+    def compare(self, runs: Iterable[RunLike]) -> Comparison:
         """Compare runs: the settings in which they differ, and the values of their metrics.
 
         Raises:
@@ -420,13 +436,14 @@ class Client:
         """
         from cloudtrain.runs.comparison import compare_runs
 
-        return compare_runs(self.get_run(each) for each in references)
+        return compare_runs(self.get_run(each) for each in runs)
 
-    def checkpoint_folder(self, reference: RunLike) -> CheckpointFolder:
+    @renamed_arguments(reference="run")
+    def checkpoint_folder(self, run: RunLike) -> CheckpointFolder:
         """Return the folder of a run's checkpoints, or the folder at a uri or path.
 
         Args:
-            reference: A run, `s3://bucket/prefix`, `file:///...` or a path that contains a slash.
+            run: A run, `s3://bucket/prefix`, `file:///...` or a path that contains a slash.
 
         Raises:
             RunNotFoundError: There is no such run.
@@ -434,22 +451,34 @@ class Client:
         """
         from cloudtrain.runs.checkpoints import CheckpointFolder
 
-        reference = reference_of(reference)
+        reference = reference_of(run)
+        if "/" in reference:
+            return self._folder_at(reference)
         try:
-            backend, run = self.session.find(reference) if "/" not in reference else (None, "")
+            backend, name = self.session.find(reference)
         except RunNotFoundError:
             if not Path(reference).is_dir():
                 raise
-            backend = None
-            run = ""
-        if backend is None:
-            settings = self.session.load_settings()
-            return CheckpointFolder(
-                reference, environ=make_storage_environ(os.environ, settings, settings.region)
-            )
+            return self._folder_at(reference)
         # The status names what still cannot be stored.
-        backend.storage_of(run).finish_storing()
-        return CheckpointFolder.of_plan(backend.plan_of(run), run, backend.storage_environ())
+        backend.storage_of(name).finish_storing()
+        return CheckpointFolder.of_plan(backend.plan_of(name), name, backend.storage_environ())
+
+    def _folder_at(self, place: str) -> CheckpointFolder:
+        """Return the folder of checkpoints at a uri or path."""
+        from cloudtrain.runs.checkpoints import CheckpointFolder
+
+        settings = self.session.load_settings()
+        return CheckpointFolder(
+            place, environ=make_storage_environ(os.environ, settings, settings.region)
+        )
+
+
+def session_of(
+    client: Client | None, settings: Settings | None = None, observer: Observer | None = None
+) -> Session:
+    """Return the session of a feature's call: that of the client that it is given, else a new one."""
+    return (client or Client(settings, observer=observer)).session
 
 
 def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:

@@ -32,6 +32,12 @@ class Observer:
     def on_wait(self, reason: str, seconds: float) -> None:
         """Receive the reason and the length of each pause of `wait_for_capacity`."""
 
+    def on_progress(self, text: str) -> None:
+        """Receive what a rehearsal or a deployment does, in a few words."""
+
+    def on_check(self, check: Check, seconds_left: float) -> None:
+        """Receive each check of a rehearsal when it is known, and the seconds that the rehearsal has left."""
+
     def on_unreachable(self, error: CloudtrainError) -> None:
         """Receive why the runs of a backend cannot be listed. By default the error is raised."""
         raise error

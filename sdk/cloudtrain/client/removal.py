@@ -83,7 +83,7 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
                 "delete the link and its target by hand",
             )
         chosen[status.run] = status
-    users = _users(chosen, client.list_runs(backends=backends_without_account()))
+    users = _users(chosen, client.list_runs(backend=backends_without_account()))
     for run_id, user in users.items():
         hint = f"to delete both: cloudtrain rm {run_id} {user}"
         raise UserError(
@@ -113,7 +113,7 @@ def select_older(
         best_trials: The best trial of each known sweep, by the sweep's id. It is kept as the best run of its sweep, and
             the sweep's other trials are compared with no other run.
     """
-    runs = list(client.list_runs(backends=backends_without_account()))
+    runs = list(client.list_runs(backend=backends_without_account()))
     ended = {each.run: each for each in runs if each.state.is_final}
     moments = {run: each.ended or each.created for run, each in ended.items()}
     chosen = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.bundle import Contents
@@ -20,10 +21,9 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import choose_backend
+from cloudtrain.support.renamed import renamed_arguments
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.failure_rules import Explanation
     from cloudtrain.runs.comparison import Comparison
@@ -31,23 +31,31 @@ if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
 
 
+@renamed_arguments(path="job")
 def validate(
-    path: str | Path,
-    overrides: Iterable[str] = (),
+    job: Job,
+    overrides: str | Iterable[str] = (),
     *,
     instances: int | None = None,
+    backend: str | None = None,
     local: bool = False,
+    sandbox: bool = False,
     settings: Settings | None = None,
 ) -> JobSpec:
     """Read a job file with overrides, as the `--set` option takes them, and check it: see `Client.validate`."""
-    job = load_job(path, overrides, instances=instances)
-    return Client(settings).validate(job, backend=choose_backend(local=local))
+    loaded = load_job(job, overrides, instances=instances) if isinstance(job, str | Path) else job
+    return Client(settings).validate(
+        loaded, backend=choose_backend(backend, local=local, sandbox=sandbox)
+    )
 
 
+@renamed_arguments(spec="job")
 def plan(
-    spec: Job,
+    job: Job,
     *,
+    backend: str | None = None,
     local: bool = False,
+    sandbox: bool = False,
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
@@ -57,23 +65,37 @@ def plan(
     """Return the plan of a job: see `Client.plan`."""
     client = Client(settings, observer=observer)
     return client.plan(
-        spec, backend=choose_backend(local=local), now=now, suffix=suffix, cuda_on_cpu=cuda_on_cpu
+        job,
+        backend=choose_backend(backend, local=local, sandbox=sandbox),
+        now=now,
+        suffix=suffix,
+        cuda_on_cpu=cuda_on_cpu,
     )
 
 
-def check(spec: Job, *, settings: Settings | None = None) -> tuple[Check, ...]:
-    """Check that the account has everything that a submit needs: see `Client.check`."""
-    return Client(settings).check(spec)
-
-
-def files(spec: Job, *, observer: Observer | None = None) -> Contents:
-    """Return the files of the bundle: see `Client.files`."""
-    return Client(observer=observer).files(spec)
-
-
-def submit(
-    spec: Job,
+@renamed_arguments(spec="job")
+def check(
+    job: Job,
     *,
+    backend: str | None = None,
+    sandbox: bool = False,
+    settings: Settings | None = None,
+) -> tuple[Check, ...]:
+    """Check that the account has everything that a submit needs: see `Client.check`."""
+    return Client(settings).check(job, backend=choose_backend(backend, sandbox=sandbox))
+
+
+@renamed_arguments(spec="job")
+def files(job: Job, *, observer: Observer | None = None) -> Contents:
+    """Return the files of the bundle: see `Client.files`."""
+    return Client(observer=observer).files(job)
+
+
+@renamed_arguments(spec="job")
+def submit(
+    job: Job,
+    *,
+    backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
     settings: Settings | None = None,
@@ -86,8 +108,8 @@ def submit(
 ) -> Run:
     """Start a run and return it at once: see `Client.submit`."""
     return Client(settings, observer=observer).submit(
-        spec,
-        backend=choose_backend(local=local, sandbox=sandbox),
+        job,
+        backend=choose_backend(backend, local=local, sandbox=sandbox),
         skip_check=skip_check,
         new=new,
         wait_for_capacity=wait_for_capacity,
@@ -96,9 +118,10 @@ def submit(
     )
 
 
+@renamed_arguments(reference="run")
 def resume(
-    reference: RunLike,
-    overrides: Iterable[str] = (),
+    run: RunLike,
+    overrides: str | Iterable[str] = (),
     *,
     instances: int | None = None,
     from_step: int | None = None,
@@ -109,7 +132,7 @@ def resume(
 ) -> Run:
     """Start a new run from a checkpoint of one that has ended: see `Client.resume`."""
     return Client(settings, observer=observer).resume(
-        reference,
+        run,
         overrides,
         instances=instances,
         from_step=from_step,
@@ -118,23 +141,27 @@ def resume(
     )
 
 
-def compare(references: Iterable[RunLike], *, settings: Settings | None = None) -> Comparison:
+@renamed_arguments(references="runs")
+def compare(runs: Iterable[RunLike], *, settings: Settings | None = None) -> Comparison:
     """Compare runs: see `Client.compare`."""
-    return Client(settings).compare(references)
+    return Client(settings).compare(runs)
 
 
-def get_run(reference: RunLike, *, settings: Settings | None = None) -> Run:
+@renamed_arguments(reference="run")
+def get_run(run: RunLike, *, settings: Settings | None = None) -> Run:
     """Return a run: see `Client.get_run`."""
-    return Client(settings).get_run(reference)
+    return Client(settings).get_run(run)
 
 
-def status(reference: RunLike, *, settings: Settings | None = None) -> Status:
+@renamed_arguments(reference="run")
+def status(run: RunLike, *, settings: Settings | None = None) -> Status:
     """Return the current status of a run: see `Client.status`."""
-    return Client(settings).status(reference)
+    return Client(settings).status(run)
 
 
+@renamed_arguments(reference="run")
 def logs(
-    reference: RunLike,
+    run: RunLike,
     *,
     follow: bool = False,
     only: LogFilter = ALL_LINES,
@@ -142,7 +169,7 @@ def logs(
     settings: Settings | None = None,
 ) -> Iterator[LogLine]:
     """Yield the log lines of a run's hosts: see `Client.logs`."""
-    return Client(settings).logs(reference, follow=follow, only=only, on_trouble=on_trouble)
+    return Client(settings).logs(run, follow=follow, only=only, on_trouble=on_trouble)
 
 
 def explain(run: RunLike, *, settings: Settings | None = None) -> Explanation:
@@ -150,11 +177,12 @@ def explain(run: RunLike, *, settings: Settings | None = None) -> Explanation:
     return Client(settings).explain(run)
 
 
+@renamed_arguments(reference="run")
 def download(
-    reference: RunLike,
+    run: RunLike,
     to: str | Path | None = None,
     *,
-    what: Iterable[str] = (),
+    what: str | Iterable[str] = (),
     step: int | str | None = None,
     unpack: bool = False,
     force: bool = False,
@@ -162,19 +190,21 @@ def download(
     settings: Settings | None = None,
 ) -> Download:
     """Copy the model, outputs and checkpoints of a run into a folder: see `Run.download`."""
-    run = get_run(reference, settings=settings)
-    return run.download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
+    found = Client(settings).get_run(run)
+    return found.download(to, what=what, step=step, unpack=unpack, force=force, progress=progress)
 
 
-def stop(reference: RunLike, *, settings: Settings | None = None) -> Run:
+@renamed_arguments(reference="run")
+def stop(run: RunLike, *, settings: Settings | None = None) -> Run:
     """Ask a run to end and return it: see `Client.stop`."""
-    return Client(settings).stop(reference)
+    return Client(settings).stop(run)
 
 
+@renamed_arguments(backends="backend")
 def list_runs(
     wanted: RunFilter = ALL_RUNS,
     *,
-    backends: Iterable[str] | None = None,
+    backend: str | Iterable[str] | None = None,
     settings: Settings | None = None,
     observer: Observer | None = None,
 ) -> RunList:
@@ -182,9 +212,10 @@ def list_runs(
 
     It reads all of them; the iterator `Client.list_runs` fetches pages as they are needed.
     """
-    return RunList(Client(settings, observer=observer).list_runs(wanted, backends=backends))
+    return RunList(Client(settings, observer=observer).list_runs(wanted, backend=backend))
 
 
-def checkpoint_folder(reference: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:
+@renamed_arguments(reference="run")
+def checkpoint_folder(run: RunLike, *, settings: Settings | None = None) -> CheckpointFolder:
     """Return the folder of a run's checkpoints, or the folder at a uri or path: see `Client.checkpoint_folder`."""
-    return Client(settings).checkpoint_folder(reference)
+    return Client(settings).checkpoint_folder(run)

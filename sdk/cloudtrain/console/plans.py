@@ -351,6 +351,14 @@ def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str
     ]
 
 
+class MessageObserver(Observer):
+    """Prints what a call does on standard error."""
+
+    def on_progress(self, text: str) -> None:
+        """Print a line."""
+        print_message(text)
+
+
 class ConsoleObserver(Observer):
     """Draws progress bars and prints messages on standard error. Use it as a context manager.
 

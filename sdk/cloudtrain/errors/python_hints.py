@@ -15,7 +15,7 @@ _COMMANDS: Final = {
     r"download (\S+) --what (\w+)": "cloudtrain.download({0}, what=[{1}])",
     r"download (\S+)": "cloudtrain.download({0})",
     r"deploy (\S+) --plan": "cloudtrain.deploy({0}, plan=True)",
-    r"deploy (\S+) --engine (\w+)": "cloudtrain.deploy({0}, EndpointOptions(engine={1}))",
+    r"deploy (\S+) --engine (\w+)": "cloudtrain.deploy({0}, cloudtrain.serving.EndpointOptions(engine={1}))",
     r"undeploy (\S+) --sandbox": "cloudtrain.undeploy({0}, sandbox=True)",
     r"undeploy (\S+)": "cloudtrain.undeploy({0})",
     r"resume (\S+) --set (\S+)": "cloudtrain.resume({0}, [{1}])",
@@ -23,12 +23,12 @@ _COMMANDS: Final = {
     r"submit --local (\S+) --set (\S+)": (
         "cloudtrain.submit(JobSpec.from_yaml({0}, [{1}]), local=True)"
     ),
-    r"submit --local JOB": "cloudtrain.submit(spec, local=True)",
-    r"submit --local": "cloudtrain.submit(spec, local=True)",
-    r"submit --sandbox": "cloudtrain.submit(spec, sandbox=True)",
+    r"submit --local JOB": "cloudtrain.submit(job, local=True)",
+    r"submit --local": "cloudtrain.submit(job, local=True)",
+    r"submit --sandbox": "cloudtrain.submit(job, sandbox=True)",
     r"submit (\S+) --set (\S+)": "cloudtrain.submit(JobSpec.from_yaml({0}, [{1}]))",
-    r"submit JOB": "cloudtrain.submit(spec)",
-    r"check JOB": "cloudtrain.check(spec)",
+    r"submit JOB": "cloudtrain.submit(job)",
+    r"check JOB": "cloudtrain.check(job)",
 }
 """Calls by the commands that do the same. Of those that fit, the first is taken."""
 

@@ -16,6 +16,8 @@ from cloudtrain.job.job_fields import JobFields
 from cloudtrain.job.loader import apply_overrides, change_document, validate_document
 from cloudtrain.job.references import check_references
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.job_file import find_job_files
+from cloudtrain.support.one_or_more import one_or_more
 
 _PLACEHOLDER_TYPE = "ml.p4d.24xlarge"
 """Replaces a missing or invalid instance type while the rest of a job is checked: it supports every feature."""
@@ -35,7 +37,7 @@ class JobSpec(JobFields):
         """Read and validate a job file.
 
         Args:
-            path: The job file.
+            path: The job file, or the folder of a job.yaml.
             overrides: `path=value`, as the `--set` option takes them.
             instances: Replaces `cluster.instances`.
 
@@ -95,7 +97,7 @@ class LoadedJob:
 
 
 def load_job(
-    path: str | Path, overrides: Iterable[str] = (), *, instances: int | None = None
+    path: str | Path, overrides: str | Iterable[str] = (), *, instances: int | None = None
 ) -> LoadedJob:
     """Load a job file and find everything that is wrong with it. See `JobSpec.from_yaml` for the arguments.
 
@@ -103,8 +105,9 @@ def load_job(
         UserError: the file cannot be read, or an override is malformed.
         SpecError: the file is not YAML.
     """
+    path = find_job_files(str(path))[0]
     document = read_document(Path(path))
-    changes = tuple(overrides)
+    changes = one_or_more(overrides)
     apply_overrides(document, changes, instances=instances)
     words = job_words(path, changes, instances=instances)
     return replace(check_document(document, Path(path).resolve().parent), words=words)
@@ -155,5 +158,5 @@ def load_job_document(
         SpecError: the job is invalid. The error lists every problem.
     """
     document = Document(name, copy.deepcopy(dict(data)))
-    apply_overrides(document, overrides, instances=instances)
+    apply_overrides(document, one_or_more(overrides), instances=instances)
     return check_document(document, Path.cwd(), has_files=False).valid_spec()

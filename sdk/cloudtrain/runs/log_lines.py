@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from cloudtrain.errors import UserError
 from cloudtrain.support.units import parse_duration
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
@@ -72,6 +73,9 @@ def split_rank(text: str) -> tuple[int | None, str]:
     return (int(rank) if rank else None), text[match.end() :]
 
 
+TIME_HINT = "for example datetime.now(timezone.utc) - timedelta(days=3)"
+
+
 @dataclass(frozen=True)
 class LogFilter:
     """Selects log lines by all the given values.
@@ -87,6 +91,21 @@ class LogFilter:
     grep: re.Pattern[str] | None = None
     since: datetime | timedelta | None = None
     rank: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the types of the values.
+
+        Raises:
+            UserError: A value has another type.
+        """
+        since: object = self.since
+        grep: object = self.grep
+        if since is not None and not isinstance(since, datetime | timedelta):
+            raise UserError(f"since: expected a datetime or a timedelta, got {since!r}", TIME_HINT)
+        if grep is not None and not isinstance(grep, re.Pattern):
+            raise UserError(
+                f"grep: expected a pattern, got {grep!r}", f"for example re.compile({grep!r})"
+            )
 
     def wants(self, line: LogLine) -> bool:
         """Whether host, text and rank of a line match. Backends apply `since`, because they know the times."""

@@ -17,6 +17,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain.support.notebook.summary import Row, Summary
+from cloudtrain.support.one_or_more import one_or_more
 from cloudtrain_runtime.contract.redaction import LineRedactor
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ class Run:
         self,
         to: str | Path | None = None,
         *,
-        what: Iterable[str] = (),
+        what: str | Iterable[str] = (),
         step: int | str | None = None,
         unpack: bool = False,
         force: bool = False,
@@ -317,7 +318,7 @@ class Run:
         """
         from cloudtrain.runs.downloads import Choice, RunResults
 
-        choice = Choice(tuple(what), step, unpack=unpack, force=force)
+        choice = Choice(one_or_more(what), step, unpack=unpack, force=force)
         results = RunResults(self.id, self._operations.storage_of(self.id), self.plan_document)
         return results.download(Path(to or self.id), choice, progress)
 

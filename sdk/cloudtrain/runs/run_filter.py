@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cloudtrain.errors import UserError
+from cloudtrain.runs.log_lines import TIME_HINT
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import submitted_at
 
@@ -24,7 +26,7 @@ class RunFilter:
         name: Part of the run id, case-sensitive.
         states: Any of these states; empty for all.
         tags: Required tags, by key.
-        since: Submitted at this time or later.
+        since: Submitted at this time or later; UTC without a zone.
         until: Submitted before this time.
     """
 
@@ -33,6 +35,21 @@ class RunFilter:
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     since: datetime | None = None
     until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times, and give those without a zone UTC.
+
+        Raises:
+            UserError: One of them is no time.
+        """
+        for name in ("since", "until"):
+            moment: object = getattr(self, name)
+            if moment is None:
+                continue
+            if not isinstance(moment, datetime):
+                raise UserError(f"{name}: expected a datetime, got {moment!r}", TIME_HINT)
+            if moment.tzinfo is None:
+                object.__setattr__(self, name, moment.replace(tzinfo=UTC))
 
     def accepts(self, status: Status) -> bool:
         """Whether a run is selected, ignoring tags, which a status does not contain."""
@@ -53,3 +70,11 @@ class RunFilter:
 
 
 ALL_RUNS = RunFilter()
+
+
+def check_filter(given: object) -> None:
+    """Raise a UserError if this is no filter, such as the name of a job."""
+    if not isinstance(given, RunFilter):
+        raise UserError(
+            f"expected a RunFilter, got {given!r}", f"for example RunFilter(name={str(given)!r})"
+        )

@@ -5,9 +5,11 @@ A new backend is a package with the functions of `backends.registry.BackendPacka
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.support.one_or_more import one_or_more
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,40 @@ def backends_without_account() -> tuple[str, ...]:
     return tuple(name for name, each in BACKENDS.items() if not each.uses_account)
 
 
-def choose_backend(*, local: bool = False, sandbox: bool = False) -> str:
-    """Return the backend that the shorthands `local` and `sandbox` mean; without one, the default."""
-    if local:
-        return MACHINE_BACKEND
-    if sandbox:
-        return SIMULATED_BACKEND
-    return DEFAULT_BACKEND
+def choose_backend(
+    backend: str | None = None,
+    *,
+    local: bool = False,
+    sandbox: bool = False,
+    default: str = DEFAULT_BACKEND,
+) -> str:
+    """Return the backend that a call names, or that its shorthands `local` and `sandbox` mean.
+
+    Raises:
+        UserError: There is no such backend, or two are named.
+    """
+    given = [
+        *([] if backend is None else [backend]),
+        *([MACHINE_BACKEND] if local else []),
+        *([SIMULATED_BACKEND] if sandbox else []),
+    ]
+    if len(given) > 1:
+        raise UserError(
+            f"a run is in one backend, not in {' and '.join(given)}",
+            "give one of backend=, local=True and sandbox=True",
+        )
+    return facts_of(given[0] if given else default).name
+
+
+def choose_backends(backend: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the backends that a call names, one or several; None where it names none.
+
+    Raises:
+        UserError: There is no such backend.
+    """
+    if backend is None:
+        return None
+    return tuple(facts_of(each).name for each in one_or_more(backend))
 
 
 def backend_option(name: str) -> str:

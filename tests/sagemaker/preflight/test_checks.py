@@ -76,7 +76,7 @@ def test_checks_without_an_answer_in_time_are_unknown(
     checks()  # moto loads a service at the first request, which takes seconds
     open_again = threading.Event()
     account.rules["DescribeBudgets"] = lambda request: open_again.wait(60) and None
-    settings = cloudtrain.find_settings()
+    settings = cloudtrain.setup.find_settings()
     plan = cloudtrain.plan(job(SCRIPT, train_py=""), settings=settings)
     monkeypatch.setattr("cloudtrain.preflight.DEADLINE_SECONDS", 8.0)
     found = {each.name: each for each in start_checks(plan, settings, boto3.Session()).wait()}

@@ -69,9 +69,7 @@ def costs(
         raise UserError("--csv and --json exclude each other", "use one of them")
     start, end = read_moment("--since", since), read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
-        found = read_costs(
-            since=start, until=end, by=by, backends=None if only is None else (only,), billed=billed
-        )
+        found = read_costs(since=start, until=end, by=by, backend=only, billed=billed)
     if as_csv:
         print_costs_csv(found)
         return

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, session_of
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError, did_you_mean
 from cloudtrain.features.costs.cost_explorer import fetch_billed
@@ -23,7 +23,8 @@ from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import BACKENDS
+from cloudtrain.support.backend_facts import BACKENDS, choose_backends
+from cloudtrain.support.renamed import renamed_arguments
 from cloudtrain_runtime.contract import parse_event
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ _USER_TAG = "user"
 _REQUESTS_AT_ONCE = 8
 
 
+@renamed_arguments(backends="backend")
 def costs(
     *,
     since: datetime | None = None,
     until: datetime | None = None,
     by: str = "name",
-    backends: Iterable[str] | None = None,
+    backend: str | Iterable[str] | None = None,
     billed: bool = False,
     settings: Settings | None = None,
     observer: Observer | None = None,
@@ -55,24 +57,23 @@ def costs(
         since: Only runs submitted at this time or later, and hours of endpoints from then; needed with `billed`.
         until: Only runs submitted before this time, and hours of endpoints until then.
         by: What the sums are grouped by: `name` of the job, `user`, `tag` (all tags), or `tag:KEY`.
-        backends: Names of backends; by default this machine and the account, as sandbox runs cost nothing.
+        backend: One or several; by default this machine and the account, as sandbox runs cost nothing.
         billed: Add Cost Explorer's figure. AWS bills each call.
         settings: The account; by default from environment and files.
         observer: Receives what is reported meanwhile, such as a backend that cannot be reached.
-        client: The client whose runs are summed, in place of `settings` and `observer`.
+        client: The client whose runs are summed, in place of these.
 
     Raises:
         UserError: `by` is none of these, or `billed` has no `since`.
         CloudError: AWS refused or cannot be reached.
     """
-    session = (client or Client(settings, observer=observer)).session
-    unsimulated = (name for name, each in BACKENDS.items() if not each.is_simulated)
-    names = tuple(unsimulated if backends is None else backends)
+    session = session_of(client, settings, observer)
+    named = choose_backends(backend)
+    names = named or tuple(name for name, each in BACKENDS.items() if not each.is_simulated)
     wanted = RunFilter(since=since, until=until)
-    found = session.list_runs(names, wanted, is_named=backends is not None)
-    return read_costs(
-        found, session.find_backends(names), by, since=since, until=until, billed=billed
-    )
+    found = session.list_runs(names, wanted, is_named=named is not None)
+    backends = session.find_backends(names)
+    return read_costs(found, backends, by, since=wanted.since, until=wanted.until, billed=billed)
 
 
 def read_costs(

@@ -176,7 +176,7 @@ class RunFeed(Observer):
         self._current = name
         self.unreachable.pop(name, None)
         try:
-            found = list(self.client.list_runs(wanted, backends=(name,)))
+            found = list(self.client.list_runs(wanted, backend=(name,)))
         except SettingsError:
             # This account is not in use.
             found = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.client.shortcuts import get_run
+from cloudtrain.client.client import Client
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import known_evaluations, read_plan, settings_of
@@ -18,6 +18,7 @@ from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
+from cloudtrain.settings.settings import Settings
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
@@ -29,18 +30,25 @@ _NO_DATA = "The job has no data channel: the code itself reads or creates the da
 _Event = Mapping[str, Any]
 
 
-def model_card(run: RunLike) -> str:
+def model_card(
+    run: RunLike, *, settings: Settings | None = None, client: Client | None = None
+) -> str:
     """Return the model card of a run: data, code, job, metrics with intervals, cost and limits.
 
     Markdown, with a YAML head of the metadata that Hugging Face's Hub reads. Intervals come from the newest evaluation
     (`evaluate`) of the final weights; without one, the metrics are the last ones of the training.
+
+    Args:
+        run: The run.
+        settings: The account; by default from environment and files.
+        client: The client that finds the run, in place of `settings`.
 
     Raises:
         RunNotFoundError: There is no such run.
         UserError: The run is an evaluation, which has no model.
         CloudError: AWS refused or cannot be reached.
     """
-    handle = get_run(run)
+    handle = (client or Client(settings)).get_run(run)
     plan = read_plan(handle)
     if evaluated := evaluated_by(plan):
         raise UserError(

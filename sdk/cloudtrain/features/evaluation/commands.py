@@ -77,13 +77,13 @@ def evaluate(
     """
     from cloudtrain.client.client import Client
     from cloudtrain.console.plans import ConsoleObserver
-    from cloudtrain.features.evaluation.evaluating import INITIAL, EvaluationChoice, parse_data
+    from cloudtrain.features.evaluation.evaluating import INITIAL, EvaluationOptions, parse_data
     from cloudtrain.features.evaluation.evaluating import evaluate as start_evaluation
 
     pairs = []
     step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     weights = [INITIAL, step] if with_base else [step]
-    choices = [EvaluationChoice(parse_data(data), each, splits) for each in weights]
+    choices = [EvaluationOptions(parse_data(data), each, splits) for each in weights]
     with ConsoleObserver() as observer:
         client = Client(observer=observer)
         # All names are resolved before anything starts.

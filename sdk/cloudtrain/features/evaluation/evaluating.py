@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.registry import backend_package
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.runs.checkpoints import CheckpointFolder
@@ -28,7 +29,9 @@ from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import choose_backend, facts_of
+from cloudtrain.support.one_or_more import one_or_more
+from cloudtrain.support.renamed import renamed_arguments
 from cloudtrain_runtime.contract import CODE_CHANNEL, SPLITS, EvaluationConfig, parse_event
 from cloudtrain_runtime.contract.file_uri import path_of
 
@@ -45,7 +48,7 @@ _CHANNEL = re.compile(r"([a-zA-Z0-9._-]+)=(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class EvaluationChoice:
+class EvaluationOptions:
     """What to evaluate.
 
     Attributes:
@@ -63,6 +66,7 @@ class EvaluationChoice:
     splits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "splits", one_or_more(self.splits))
         for split in self.splits:
             if split not in SPLITS:
                 raise UserError(f"a Task has no split {split!r}", did_you_mean(split, SPLITS))
@@ -73,14 +77,18 @@ class EvaluationChoice:
             raise UserError(f"{self.checkpoint!r} is no checkpoint", hint)
 
 
+@renamed_arguments(reference="run", choice="options")
 def evaluate(
-    reference: RunLike,
-    choice: EvaluationChoice | None = None,
+    run: RunLike,
+    options: EvaluationOptions | None = None,
     *,
-    overrides: Iterable[str] = (),
+    overrides: str | Iterable[str] = (),
     instances: int | None = None,
     backend: str | None = None,
+    local: bool = False,
+    sandbox: bool = False,
     settings: Settings | None = None,
+    observer: Observer | None = None,
     client: Client | None = None,
     skip_check: bool = False,
 ) -> Run:
@@ -89,13 +97,16 @@ def evaluate(
     The result is kept with the evaluated run: `run.evaluations()` returns it once the evaluation has succeeded.
 
     Args:
-        reference: The run to evaluate, of a Task.
-        choice: Data, checkpoint and splits; by default the final weights on the run's data.
+        run: The run to evaluate, of a Task.
+        options: Data, checkpoint and splits; by default the final weights on the run's data.
         overrides: Changes of the job, `path=value` as the `--set` option takes them.
         instances: Replaces `cluster.instances`.
         backend: Where it runs; by default where the run was. A run of the account can be evaluated locally, too.
+        local: The same as `backend="local"`.
+        sandbox: The same as `backend="sandbox"`.
         settings: The account; by default from environment and files.
-        client: The client that finds the run and starts the evaluation, in place of `settings`.
+        observer: Receives what is reported meanwhile.
+        client: The client that finds the run and starts the evaluation, in place of these.
         skip_check: Do not check the account first.
 
     Raises:
@@ -104,24 +115,25 @@ def evaluate(
         SpecError: The changed job is not valid.
         CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
-    session = (client or Client(settings)).session
-    found, run = session.find(reference)
-    previous = PreviousRun(found.plan_of(run))
-    spec, code = plan_evaluation(found, run, choice or EvaluationChoice(), overrides, instances)
+    session = session_of(client, settings, observer)
+    found, name = session.find(run)
+    chosen = choose_backend(backend, local=local, sandbox=sandbox, default=found.name)
+    previous = PreviousRun(found.plan_of(name))
+    spec, code = plan_evaluation(found, name, options or EvaluationOptions(), overrides, instances)
     target = found.for_previous(previous)
-    if backend not in (None, found.name):
-        is_brought_here = facts_of(found.name).is_billed and not facts_of(backend).uses_account
+    if chosen != found.name:
+        is_brought_here = facts_of(found.name).is_billed and not facts_of(chosen).uses_account
         if not is_brought_here:
-            hint = f"leave it out: the evaluation runs where {run} was"
+            hint = f"leave it out: the evaluation runs where {name} was"
             raise UserError(
-                f"weights of a {found.name} run cannot be evaluated with --{backend}", hint
+                f"weights of a {found.name} run cannot be evaluated with --{chosen}", hint
             )
-        target = backend_package(backend).open_backend(session.context())
+        target = backend_package(chosen).open_backend(session.context())
     target.check_ready()
     plan = session.inputs(target.target(), target).make_plan(spec, code)
     session.observer.on_plan(plan)
     if target.name != found.name:
-        fetch_code(found.storage_of(run), found.plan_of(run), plan)
+        fetch_code(found.storage_of(name), found.plan_of(name), plan)
     submission = Submission(
         target, lambda: None, session.observer, skip_check=skip_check, is_new=False
     )
@@ -140,7 +152,7 @@ def parse_data(texts: Iterable[str]) -> dict[str, str]:
 def plan_evaluation(
     backend: Backend,
     run: str,
-    choice: EvaluationChoice,
+    choice: EvaluationOptions,
     overrides: Iterable[str],
     instances: int | None,
 ) -> tuple[JobSpec, CodeInfo]:

@@ -13,7 +13,7 @@ from cloudtrain.cli.options import (
     parsed_by,
 )
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED
-from cloudtrain.support.backend_facts import choose_backend
+from cloudtrain.support.backend_facts import MACHINE_BACKEND, choose_backend
 
 _INTERRUPTED = "interrupted: the processes of the rehearsal have ended, its folder is deleted, and there is no receipt"
 
@@ -87,7 +87,7 @@ def rehearse(
     from cloudtrain.features.rehearsal.rehearse import RehearsalOptions, rehearse_job
     from cloudtrain.support.checks import Result
 
-    client = Client(find_settings(job.job, flags))
+    settings = find_settings(job.job, flags)
     loaded = job.load()
     options = RehearsalOptions(
         minutes=minutes,
@@ -98,14 +98,12 @@ def rehearse(
         cuda_on_cpu=cuda_on_cpu,
     )
     try:
-        with rehearsal_lines() as lines:
+        with rehearsal_lines() as observer:
             found = rehearse_job(
-                client,
+                Client(settings, observer=observer),
                 loaded,
                 options,
-                backend=choose_backend(local=not sandbox, sandbox=sandbox),
-                on_progress=lines.progress,
-                on_check=lines.check,
+                backend=choose_backend(sandbox=sandbox, default=MACHINE_BACKEND),
             )
     except KeyboardInterrupt:
         console.print_message(_INTERRUPTED)

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
+from cloudtrain.client.observer import Observer
 from cloudtrain.console import coloured, command_name, print_checks, print_message
 from cloudtrain.console.terminal import unfiltered
 from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain.support.units import format_duration
 
+if TYPE_CHECKING:
+    from rich.status import Status as RichStatus
+
 _VERDICTS = {"proven": "32", "failed": "1;31", "unknown": "33"}
 
 
-@dataclass(frozen=True)
-class RehearsalLines:
-    """Shows a rehearsal while it runs.
+class _Lines(Observer):
+    """Prints a line for what is done, and one for each check."""
 
-    Attributes:
-        progress: Shows what is done, in a few words.
-        check: Shows a check when it is known, and the seconds that are left.
-    """
+    def on_progress(self, text: str) -> None:
+        print_message(f"rehearsal: {text}")
 
-    progress: Callable[[str], None]
-    check: Callable[[Check, float], None]
+    def on_check(self, check: Check, seconds_left: float) -> None:
+        print_message(f"rehearsal: {_line_of(check, seconds_left)}")
+
+
+class _Spinner(Observer):
+    """Shows what is done beside a spinner, and each check as a line above it."""
+
+    def __init__(self, status: RichStatus) -> None:
+        self._status = status
+
+    def on_progress(self, text: str) -> None:
+        self._status.update(escape(text))
+
+    def on_check(self, check: Check, seconds_left: float) -> None:
+        self._status.console.print(escape(_line_of(check, seconds_left)))
 
 
 @contextmanager
-def rehearsal_lines() -> Iterator[RehearsalLines]:
-    """Show a rehearsal on standard error: what is done with a spinner on a terminal, and each check as a line."""
+def rehearsal_lines() -> Iterator[Observer]:
+    """Return what shows a rehearsal on standard error: with a spinner on a terminal, else as lines."""
     if not sys.stderr.isatty():
-        yield RehearsalLines(
-            lambda text: print_message(f"rehearsal: {text}"),
-            lambda check, left: print_message(f"rehearsal: {_line_of(check, left)}"),
-        )
+        yield _Lines()
         return
     from rich.console import Console
-    from rich.markup import escape
 
     with Console(file=unfiltered(sys.stderr), stderr=True).status("starting") as status:
-        yield RehearsalLines(
-            lambda text: status.update(escape(text)),
-            lambda check, left: status.console.print(escape(_line_of(check, left))),
-        )
+        yield _Spinner(status)
 
 
 def _line_of(check: Check, seconds_left: float) -> str:

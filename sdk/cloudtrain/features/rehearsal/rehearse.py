@@ -18,6 +18,7 @@ from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.bundle import BUNDLES_FOLDER
 from cloudtrain.bundle.archive import Bundle, write_bundle
 from cloudtrain.client.client import Client
+from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
 from cloudtrain.client.receipts import (
     RECEIPT_FILE,
@@ -39,8 +40,14 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo, Plan
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, choose_backend
+from cloudtrain.support.backend_facts import (
+    DEFAULT_BACKEND,
+    MACHINE_BACKEND,
+    choose_backend,
+    facts_of,
+)
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
+from cloudtrain.support.renamed import renamed_arguments
 from cloudtrain_runtime.contract import usable_cpus
 
 _SEEDS = 1_000_000
@@ -217,44 +224,48 @@ def keep_receipt(receipt: Receipt, home: Path, beside: Path | None) -> tuple[str
     return tuple(warnings)
 
 
+@renamed_arguments(spec="job")
 def rehearse(
-    spec: Job,
+    job: Job,
     *,
     minutes: float = 10.0,
+    backend: str | None = None,
+    local: bool = False,
     sandbox: bool = False,
     seed: int | None = None,
     keep: bool = False,
     sample: str = "64",
     cuda_on_cpu: bool = False,
     settings: Settings | None = None,
+    observer: Observer | None = None,
     client: Client | None = None,
-    on_progress: Callable[[str], None] = lambda _: None,
-    on_check: Callable[[Check, float], None] = lambda *_: None,
 ) -> Rehearsal:
     """Run a job here for a few steps, interrupt it, resume it, and return what is proven.
 
     Its processes and files are gone at the end. The receipt is kept: `plan` and `submit` show it.
 
     Args:
-        spec: The job, as it is to be submitted.
+        job: The job, as it is to be submitted.
         minutes: Longest time in minutes, from 0.1 to 10,080.
-        sandbox: Run in the sandbox, where a run has all states of a training job.
+        backend: Where its runs take place, on this machine: `local` by default, or `sandbox`, where a run has all
+            states of a training job.
+        local: The same as `backend="local"`.
+        sandbox: The same as `backend="sandbox"`.
         seed: Seed of the steps at which runs are interrupted, from 0 on; by default a random one.
         keep: Keep the rehearsed runs, which are deleted at the end unless a check failed.
         sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
         cuda_on_cpu: Give local runs on a machine without GPUs a stand-in for CUDA.
         settings: The account; by default from environment and files.
-        client: The client whose settings and folder of local runs are used, in place of `settings`.
-        on_progress: Receives what is done, in a few words.
-        on_check: Receives each check when it is known, and the seconds that are left.
+        observer: Receives what is done (`on_progress`) and each check when it is known (`on_check`).
+        client: The client whose settings, observer and folder of local runs are used, in place of these.
 
     Raises:
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
         UserError: An option is out of its range, or the disk is full.
     """
     return rehearse_job(
-        client or Client(settings),
-        spec,
+        client or Client(settings, observer=observer),
+        job,
         RehearsalOptions(
             minutes=minutes,
             seed=seed,
@@ -262,9 +273,7 @@ def rehearse(
             sample=sample,
             cuda_on_cpu=cuda_on_cpu,
         ),
-        backend=choose_backend(local=not sandbox, sandbox=sandbox),
-        on_progress=on_progress,
-        on_check=on_check,
+        backend=choose_backend(backend, local=local, sandbox=sandbox, default=MACHINE_BACKEND),
     )
 
 
@@ -274,23 +283,25 @@ def rehearse_job(
     options: RehearsalOptions | None = None,
     *,
     backend: str = MACHINE_BACKEND,
-    on_progress: Callable[[str], None] = lambda _: None,
-    on_check: Callable[[Check, float], None] = lambda *_: None,
 ) -> Rehearsal:
     """Rehearse a job with options; see `rehearse`.
 
     Args:
-        client: The client whose settings and folder of local runs are used.
+        client: The client whose settings, observer and folder of local runs are used.
         job: The job, as it is to be submitted.
         options: Limits of the rehearsal.
-        backend: Where its runs take place; it is on this machine.
-        on_progress: Receives what is done, in a few words.
-        on_check: Receives each check when it is known, and the seconds that are left.
+        backend: Where its runs take place.
 
     Raises:
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
-        UserError: An option is out of its range, the disk is full, or the receipt cannot be beside the job file.
+        UserError: An option is out of its range, the disk is full, the receipt cannot be beside the job file, or the
+            backend is not on this machine.
     """
+    if not facts_of(backend).is_on_this_machine:
+        raise UserError(
+            f"a rehearsal takes place on this machine, not in {backend}",
+            "leave the backend out, or use sandbox",
+        )
     options = options or RehearsalOptions()
     session = client.session
     loaded = read_job(job)
@@ -313,8 +324,7 @@ def rehearse_job(
         job=(check_job(loaded, inputs), plan),
         home=session.find_home(),
         options=options,
-        on_progress=on_progress,
-        on_check=on_check,
+        observer=session.observer,
     )
 
 
@@ -323,8 +333,7 @@ def _rehearse_planned(
     job: tuple[JobSpec, Plan],
     home: Path,
     options: RehearsalOptions,
-    on_progress: Callable[[str], None],
-    on_check: Callable[[Check, float], None] = lambda *_: None,
+    observer: Observer,
 ) -> Rehearsal:
     """Rehearse a planned job in a folder of its own, and keep the receipt.
 
@@ -333,8 +342,7 @@ def _rehearse_planned(
         job: The job and its plan for the cluster.
         home: Folder of local runs.
         options: What the rehearsal is asked for.
-        on_progress: Receives what is done, in a few words.
-        on_check: Receives each check when it is known, and the seconds that are left.
+        observer: Receives what is done, and each check when it is known.
 
     Raises:
         UserError: The disk is full, or the receipt cannot be written beside the job file.
@@ -368,7 +376,7 @@ def _rehearse_planned(
             runner=runner,
             seconds=seconds,
             seed=seed,
-            on_progress=on_progress,
+            on_progress=observer.on_progress,
         )
         others = []
         if options.cuda_on_cpu:
@@ -376,7 +384,7 @@ def _rehearse_planned(
         made: list[Check] = []
         for check in chain(sampled, engine.checks(), others):
             made.append(check)
-            on_check(check, engine.driver.seconds_left)
+            observer.on_check(check, engine.driver.seconds_left)
         checks = tuple(made)
         workspace.keep = options.keep or any(check.result is Result.FAIL for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)

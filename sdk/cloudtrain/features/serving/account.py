@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cloudtrain.backends.base import BackendContext, HostingAccount
+from cloudtrain.backends.base import HostingAccount
 from cloudtrain.backends.registry import backend_package
-from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.home import all_homes
+from cloudtrain.client.session import Session
 from cloudtrain.errors import SettingsError
-from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import BACKENDS, choose_backend
+from cloudtrain.support.backend_facts import BACKENDS
 
 
-def open_account(*, sandbox: bool, settings: Settings | None = None) -> HostingAccount:
-    """Return the account; a sandbox is started in the background when none runs.
+def open_account(session: Session, backend: str) -> HostingAccount:
+    """Return the account of a backend; a sandbox is started in the background when none runs.
 
     Raises:
         SettingsError: A setting is missing.
+        UserError: The backend has no endpoints.
     """
-    package = backend_package(choose_backend(sandbox=sandbox))
-    account = package.open_backend(_context(settings)).hosting_account()
+    account = backend_package(backend).open_backend(session.context()).hosting_account()
     if account.settings.missing:
         names = ", ".join(account.settings.missing)
         raise SettingsError(
@@ -29,23 +27,12 @@ def open_account(*, sandbox: bool, settings: Settings | None = None) -> HostingA
     return account
 
 
-def accounts_in_use() -> Iterator[HostingAccount]:
+def accounts_in_use(session: Session) -> Iterator[HostingAccount]:
     """Yield those of the sandboxes that run, and the account if its settings are complete. Nothing is started."""
-    context = _context()
+    context = session.context()
     for name, facts in BACKENDS.items():
         if not facts.uses_account:
             continue
         for backend in backend_package(name).find_backends(context):
             if backend.is_configured:
                 yield backend.hosting_account()
-
-
-def _context(settings: Settings | None = None) -> BackendContext:
-    home, *others = all_homes()
-    own = settings or find_settings()
-    return BackendContext(
-        home=home,
-        load_settings=lambda: own,
-        load_prices=known_prices,
-        other_homes=tuple(others),
-    )

@@ -217,6 +217,7 @@ def deploy(
 
     An endpoint with instances costs money until `cloudtrain undeploy`. A repeated deploy creates no second one.
     """
+    from cloudtrain.console.plans import MessageObserver
     from cloudtrain.features.serving.deployment import deploy as start
 
     done = start(
@@ -226,7 +227,7 @@ def deploy(
         sandbox=sandbox,
         plan=plan,
         sample=sample,
-        progress=console.print_message,
+        observer=MessageObserver(),
     )
     console.print_answer(
         done.to_json, lambda: shown.print_deployment(done, is_plan=plan), as_json=as_json
@@ -241,9 +242,10 @@ def deploy(
 @json_option
 def undeploy(name: str, sandbox: bool, as_json: bool) -> None:
     """Delete an endpoint with its scaling, configuration and model. The package in S3 is kept."""
+    from cloudtrain.console.plans import MessageObserver
     from cloudtrain.features.serving.deployment import undeploy as end
 
-    deleted = end(name, sandbox=sandbox, progress=console.print_message)
+    deleted = end(name, sandbox=sandbox, observer=MessageObserver())
     content = {"endpoint": name, "deleted": list(deleted)}
     console.print_answer(lambda: content, lambda: shown.print_deleted(deleted), as_json=as_json)
 
@@ -264,7 +266,7 @@ def list_endpoints(only: str | None, idle_seconds: int, *, as_json: bool) -> Non
                 f"the account was not asked for endpoints: settings are missing: {missing}"
             )
     with console.spinner("looking for endpoints"):
-        found = find(idle_seconds, places=places)
+        found = find(idle_seconds, backend=places)
     content = {"endpoints": [each.to_json() for each in found]}
     console.print_answer(
         lambda: content, lambda: shown.print_endpoints(found, idle_seconds), as_json=as_json

@@ -24,7 +24,8 @@ from cloudtrain.backends.sagemaker.endpoint_billing import (
     record_deleted,
 )
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.client.shortcuts import get_run
+from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.features.serving.account import open_account
@@ -47,7 +48,7 @@ from cloudtrain.preflight import start_endpoint_checks
 from cloudtrain.preflight.base import find
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import backend_option
+from cloudtrain.support.backend_facts import backend_option, choose_backend, facts_of
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -73,7 +74,7 @@ class Deployment:
 
     Attributes:
         name: Name of the endpoint.
-        place: `sagemaker` or `sandbox`.
+        backend: `sagemaker` or `sandbox`.
         requests: The requests that create it, by operation.
         usd_per_hour: Price of its instances; None where it is unknown or the endpoint is serverless.
         checks: What was checked, one sentence each.
@@ -82,7 +83,7 @@ class Deployment:
     """
 
     name: str
-    place: str
+    backend: str
     requests: EndpointRequests
     usd_per_hour: float | None
     checks: tuple[str, ...] = ()
@@ -107,7 +108,7 @@ class Deployment:
         """Return the object that `deploy --json` prints."""
         return {
             "endpoint": self.name,
-            "place": self.place,
+            "place": self.backend,
             "usd_per_hour": self.usd_per_hour,
             "existed": self.existed,
             "answer": self.answer,
@@ -121,11 +122,13 @@ def deploy(
     options: EndpointOptions | None = None,
     *,
     serving: ServingOptions | None = None,
+    backend: str | None = None,
     sandbox: bool = False,
     plan: bool = False,
-    settings: Settings | None = None,
     sample: Path | None = None,
-    progress: Progress = lambda _: None,
+    settings: Settings | None = None,
+    observer: Observer | None = None,
+    client: Client | None = None,
 ) -> Deployment:
     """Create an endpoint for a run's model, wait until it is in service, and send one request to it.
 
@@ -135,11 +138,13 @@ def deploy(
         run: The run, of a Task.
         options: The endpoint: instances or serverless, scaling, image.
         serving: The model: checkpoint, batches, replicas and GPUs.
-        sandbox: Deploy to the sandbox of this machine.
+        backend: Where the endpoint is: `sagemaker` by default, or `sandbox`.
+        sandbox: The same as `backend="sandbox"`.
         plan: Change nothing; return what would be sent.
-        settings: The account; by default from environment and files.
         sample: File with a request to send: .json, .npy or an image.
-        progress: Called with a sentence at each step.
+        settings: The account; by default from environment and files.
+        observer: Receives a sentence at each step (`on_progress`).
+        client: The client that finds the run and whose account is used, in place of `settings` and `observer`.
 
     Raises:
         UserError: The run has no such model, the options contradict each other, an endpoint of this name serves
@@ -151,15 +156,18 @@ def deploy(
     """
     chosen = options or EndpointOptions()
     check_options(chosen)
-    # Its endpoints are processes of this machine.
-    if sandbox and not plan:
+    place = facts_of(choose_backend(backend, sandbox=sandbox))
+    client = client or Client(settings, observer=observer)
+    progress = client.session.observer.on_progress
+    # The sandbox's endpoints are processes of this machine.
+    if place.is_on_this_machine and not plan:
         if chosen.engine == VLLM:
             hint = "to see the requests and checks, add --plan"
             raise UserError("the sandbox runs no vLLM, which needs a GPU", hint)
         require_ray()
     content = _read_sample(sample)
-    handle = get_run(run)
-    account = open_account(sandbox=sandbox, settings=settings)
+    handle = client.get_run(run)
+    account = open_account(client.session, place.name)
     with tempfile.TemporaryDirectory(prefix="cloudtrain-deploy-") as folder:
         progress("making the package")
         archive, digest, warnings = _make_archive(
@@ -175,7 +183,7 @@ def deploy(
         price = _price(account, chosen)
         deployment = Deployment(
             name=requests.name,
-            place=account.backend.name,
+            backend=account.backend.name,
             requests=requests,
             usd_per_hour=price,
             checks=checks,
@@ -205,28 +213,39 @@ def _undeploy_command(account: HostingAccount, name: str) -> str:
 def undeploy(
     name: str,
     *,
+    backend: str | None = None,
     sandbox: bool = False,
     settings: Settings | None = None,
-    progress: Progress = lambda _: None,
+    observer: Observer | None = None,
+    client: Client | None = None,
 ) -> tuple[str, ...]:
     """Delete an endpoint with its scaling, configurations and models; return what was deleted.
+
+    Args:
+        name: Name of the endpoint.
+        backend: Where it is: `sagemaker` by default, or `sandbox`.
+        sandbox: The same as `backend="sandbox"`.
+        settings: The account; by default from environment and files.
+        observer: Receives what is waited for (`on_progress`).
+        client: The client whose account is used, in place of `settings` and `observer`.
 
     Raises:
         UserError: There is nothing of this name.
         CloudError: AWS refused or cannot be reached.
     """
-    account = open_account(sandbox=sandbox, settings=settings)
-    client = account.client("sagemaker")
+    session = session_of(client, settings, observer)
+    account = open_account(session, choose_backend(backend, sandbox=sandbox))
+    sagemaker = account.client("sagemaker")
     deleted = list[str]()
     with aws_errors("delete the endpoint"):
-        configs = _names(client, "EndpointConfig", name)
-        models = _names(client, "Model", name)
+        configs = _names(sagemaker, "EndpointConfig", name)
+        models = _names(sagemaker, "Model", name)
         found = _find_endpoint(account, name)
         if found is not None:
             configs.add(found["EndpointConfigName"])
         for config in configs:
             with SuppressCodes(MISSING_IN_SAGEMAKER):
-                described = client.describe_endpoint_config(EndpointConfigName=config)
+                described = sagemaker.describe_endpoint_config(EndpointConfigName=config)
                 models |= {
                     each["ModelName"]
                     for each in described["ProductionVariants"]
@@ -234,15 +253,15 @@ def undeploy(
                 }
         if found is not None:
             deleted += _delete_scaling(account, name)
-            _delete_endpoint(account, found, progress)
+            _delete_endpoint(account, found, session.observer.on_progress)
             deleted.append(f"endpoint {name}")
         for config in sorted(configs):
             with SuppressCodes(MISSING_IN_SAGEMAKER):
-                client.delete_endpoint_config(EndpointConfigName=config)
+                sagemaker.delete_endpoint_config(EndpointConfigName=config)
                 deleted.append(f"endpoint configuration {config}")
         for model in sorted(models):
             with SuppressCodes(MISSING_IN_SAGEMAKER):
-                client.delete_model(ModelName=model)
+                sagemaker.delete_model(ModelName=model)
                 deleted.append(f"model {model}")
     if not deleted:
         raise UserError(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.base import HostingAccount
+from cloudtrain.client.client import Client, session_of
 from cloudtrain.features.serving.account import accounts_in_use
 from cloudtrain.preflight.endpoint import list_variants
+from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import BACKENDS, choose_backends
+from cloudtrain.support.renamed import renamed_arguments
 
 _PERIOD_SECONDS = 3600
 _METRIC_DAYS = 15
@@ -23,7 +27,7 @@ class Endpoint:
 
     Attributes:
         name: Its name.
-        place: `sagemaker` or `sandbox`.
+        backend: `sagemaker` or `sandbox`.
         status: Its status, such as InService.
         capacity: Its instances, or the memory of a serverless endpoint.
         usd_per_hour: Price of its instances; None where it is unknown, and 0 for a serverless endpoint.
@@ -33,7 +37,7 @@ class Endpoint:
     """
 
     name: str
-    place: str
+    backend: str
     status: str
     capacity: str
     usd_per_hour: float | None
@@ -43,25 +47,43 @@ class Endpoint:
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of the object that `list --endpoints --json` prints."""
-        return {**asdict(self), "created": self.created.isoformat()}
+        return {
+            "name": self.name,
+            "place": self.backend,
+            "status": self.status,
+            "capacity": self.capacity,
+            "usd_per_hour": self.usd_per_hour,
+            "created": self.created.isoformat(),
+            "invocations": self.invocations,
+            "is_idle": self.is_idle,
+        }
 
 
+@renamed_arguments(places="backend")
 def list_endpoints(
-    idle_seconds: float = 86400.0, *, places: tuple[str, ...] | None = None
+    idle_seconds: float = 86400.0,
+    *,
+    backend: str | Iterable[str] | None = None,
+    settings: Settings | None = None,
+    client: Client | None = None,
 ) -> tuple[Endpoint, ...]:
     """Return the endpoints of the sandboxes that run and of the account, newest first.
 
     Args:
         idle_seconds: An endpoint without invocations for so long is idle.
-        places: Names of backends; by default all.
+        backend: One or several; by default all.
+        settings: The account; by default from environment and files.
+        client: The client whose account and sandboxes are asked, in place of `settings`.
 
     Raises:
+        UserError: There is no such backend.
         CloudError: AWS refused or cannot be reached.
     """
+    names = choose_backends(backend) or tuple(BACKENDS)
     found = [
         endpoint
-        for account in accounts_in_use()
-        if places is None or account.backend.name in places
+        for account in accounts_in_use(session_of(client, settings))
+        if account.backend.name in names
         for endpoint in _endpoints_of(account, idle_seconds)
     ]
     return tuple(sorted(found, key=lambda each: each.created, reverse=True))
@@ -98,7 +120,7 @@ def _read(account: HostingAccount, summary: dict[str, Any], idle_seconds: float)
     usd = sum(known, 0.0) if len(known) == len(prices) else None
     return Endpoint(
         name=name,
-        place=account.backend.name,
+        backend=account.backend.name,
         status=summary["EndpointStatus"],
         capacity=", ".join(capacity),
         usd_per_hour=usd,

@@ -19,13 +19,13 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
     """Print an endpoint, or what a deploy would send."""
     if is_plan:
         console.print_text(dump_json(found.requests.to_json(), indent=2))
-    rows = [("endpoint", found.name), ("place", found.place), ("price", _price(found))]
+    rows = [("endpoint", found.name), ("place", found.backend), ("price", _price(found))]
     rows += [("check", each) for each in found.checks]
     if found.answer:
         rows.append(("answer", found.answer[:200]))
     console.print_columns(rows)
     if not is_plan:
-        where = backend_option(found.place)
+        where = backend_option(found.backend)
         console.print_message(
             f"to delete it: {console.command_name()} undeploy {found.name}{where}"
         )
@@ -39,7 +39,7 @@ def print_deleted(deleted: Sequence[str]) -> None:
 def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
     """Print endpoints, one per line, and which of them are idle."""
     for each in found:
-        if not facts_of(each.place).is_billed:
+        if not facts_of(each.backend).is_billed:
             price = "free"
         elif each.usd_per_hour is None:
             price = "price unknown"
@@ -49,11 +49,11 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
         if each.invocations is not None:
             used = f"{each.invocations} invocations"
         console.print_text(
-            f"{each.name}  {each.place}  {each.status}  {each.capacity}  {price}  {used}"
+            f"{each.name}  {each.backend}  {each.status}  {each.capacity}  {price}  {used}"
         )
     for each in found:
         if each.is_idle:
-            where = backend_option(each.place)
+            where = backend_option(each.backend)
             console.print_message(
                 f"{each.name}: no invocation for {format_duration(idle_seconds)}; "
                 f"to delete it: {console.command_name()} undeploy {each.name}{where}"
@@ -63,7 +63,7 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
 
 
 def _price(found: Deployment) -> str:
-    if not facts_of(found.place).is_billed:
+    if not facts_of(found.backend).is_billed:
         return "none in the sandbox"
     variant = found.requests.config["ProductionVariants"][0]
     if "ServerlessConfig" in variant:

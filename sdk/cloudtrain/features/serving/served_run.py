@@ -11,10 +11,11 @@ from pathlib import Path
 
 from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.model_server import LocalServer, require_ray
-from cloudtrain.client.shortcuts import get_run
+from cloudtrain.client.client import Client
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.features.serving.package import ServingOptions, make_package
 from cloudtrain.runs.run import RunLike
+from cloudtrain.settings.settings import Settings
 
 _LOG = "server.log"
 _POLL_SECONDS = 0.5
@@ -38,10 +39,12 @@ class Server(LocalServer):
 
 def serve(
     run: RunLike,
-    *,
     options: ServingOptions | None = None,
+    *,
     port: int | None = None,
     log: Path | None = None,
+    settings: Settings | None = None,
+    client: Client | None = None,
 ) -> Server:
     """Serve a run's model on this machine with Ray Serve, and return when it answers.
 
@@ -50,6 +53,8 @@ def serve(
         options: Checkpoint, batches, replicas and GPUs.
         port: Port on 127.0.0.1; by default a free one.
         log: File for the output of the server's processes.
+        settings: The account; by default from environment and files.
+        client: The client that finds the run, in place of `settings`.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -61,7 +66,9 @@ def serve(
     _check_gpus(chosen)
     folder = tempfile.TemporaryDirectory(prefix="cloudtrain-serve-")
     try:
-        make_package(get_run(run), Path(folder.name) / "package", chosen)
+        make_package(
+            (client or Client(settings)).get_run(run), Path(folder.name) / "package", chosen
+        )
         server = Server(folder, port, log)
     except BaseException:
         folder.cleanup()
