@@ -537,6 +537,9 @@ def test_a_literal_path_of_a_channel_names_its_variable() -> None:
     assert "SM_MODEL_DIR" in model.action
 
 
+EARLIER = "demo-261120-074318-1a2b3c"
+
+
 @pytest.mark.parametrize("failure", FailureClass)
 def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClass) -> None:
     progress = Progress(checkpoint="file:///saved/step-00000004")
@@ -549,3 +552,14 @@ def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClas
         assert found == f"fix {fault}, then: {again}"
     else:
         assert found == f"cloudtrain resume {status.reference}"
+
+
+@pytest.mark.parametrize("failure", FailureClass)
+def test_the_next_command_begins_where_a_resumed_run_began(failure: FailureClass) -> None:
+    status = Status("demo-261121-074318-1a2b3c", "local", State.FAILED)
+    cause = Explanation(status.run, State.FAILED, failure, "", place="train.py:3")
+    found = next_command(status, "job.yaml", cause, {"checkpoint.resume_run": EARLIER})
+    if failure.is_in_the_job:
+        assert found.endswith(f"cloudtrain submit job.yaml --local --continue {EARLIER}")
+    else:
+        assert found == f"cloudtrain resume {status.reference} --set checkpoint.resume={EARLIER}"

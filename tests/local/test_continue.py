@@ -43,3 +43,50 @@ def test_an_unknown_run_is_refused(cli: Cli, small: Callable[..., Path]) -> None
     assert refused.code == 2
     assert "ffffff" in refused.err
     assert not cli("list", "--json").json["runs"]
+
+
+SCRIPT_JOB = """\
+name: script
+code: {script: train.py}
+cluster: {instance_type: ml.p4d.24xlarge, instances: 1, processes_per_instance: 1}
+checkpoint: {every: 2 steps}
+"""
+SCRIPT = """
+import os
+import torch
+from cloudtrain_runtime import checkpoint
+
+model = torch.nn.Linear(3, 1)
+start = checkpoint.load(model=model)
+if "BROKEN" in os.environ:
+    raise ValueError("broken on purpose")
+for step in range(start.step + 1, 5):
+    checkpoint.save(step, model=model)
+"""
+
+
+@pytest.mark.parametrize("kind", ["task", "script"])
+def test_a_resumed_run_without_a_save_is_not_resumed(
+    cli: Cli, small: Callable[..., Path], job: Callable[..., Path], kind: str
+) -> None:
+    if kind == "task":
+        path, broken, sound = small(fail_at=5), "code.args.fail_at=4", "code.args.fail_at=null"
+    else:
+        path = job(SCRIPT_JOB, train_py=SCRIPT)
+        broken, sound = "code.env.BROKEN=1", "code.env={}"
+    run = cli("submit", path, "--local", "--follow", "--json").json["run"]
+    failed = cli("resume", run, "--set", broken, "--follow", "--json")
+    assert failed.code == 4, failed.err
+    again = failed.json["run"]
+    assert f"submit JOB --local --continue {run}" in failed.err
+    assert f"--continue {run}" in cli("explain", again).out
+
+    refused = cli("resume", again, "--set", sound)
+    assert refused.code == 2, refused.err
+    command = f"resume {again} --set checkpoint.resume={run}"
+    assert f"it began from {run}; to begin there again: cloudtrain {command}" in refused.err
+    continued = cli("submit", path, "--local", "--continue", again)
+    assert continued.code == 2
+    assert f"there is no complete checkpoint of {again}" in continued.err
+    done = cli(*command.split(), "--set", sound, "--follow", "--json")
+    assert done.code == 0, done.err

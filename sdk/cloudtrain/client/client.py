@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.base import Backend, make_storage_environ
 from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
 from cloudtrain.client.home import make_home
-from cloudtrain.client.next_step import explain_with_next_step
+from cloudtrain.client.next_step import begin_again, explain_with_next_step
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import (
     Job,
@@ -486,5 +486,4 @@ def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:
     earlier = previous.resumed_run
     if not earlier or spec.checkpoint.resume != previous.run:
         return ""
-    command = f"cloudtrain resume {previous.run} --set checkpoint.resume={earlier}"
-    return f"it began from {earlier}; to begin there again: {command}"
+    return f"it began from {earlier}; to begin there again: {begin_again(previous.run, earlier)}"

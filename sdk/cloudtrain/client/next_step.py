@@ -19,15 +19,32 @@ def explain_with_next_step(status: Status, lines: Iterable[LogLine], facts: Fact
     from cloudtrain.failure_rules import explain_run
 
     found = explain_run(status, lines, facts)
-    again = submit_again(status, found)
-    if again is None or status.progress.checkpoint is None:
+    again = submit_again(status, found, facts)
+    if again is None or run_to_continue(status, facts) is None:
         return found
     action = f"{found.action} Then begin with its checkpoint, by checkpoint.resume: {again}"
     return dataclasses.replace(found, action=action)
 
 
+def run_to_continue(status: Status, facts: Facts) -> str | None:
+    """Return the run whose checkpoint continues the training: this one, or the one that it has resumed."""
+    if status.progress.checkpoint is not None:
+        return status.run
+    return facts.get("checkpoint.resume_run")
+
+
+def begin_again(run: str, earlier: str, *, program: str = "cloudtrain") -> str:
+    """Return the command that repeats a resumed run without a checkpoint, from where it has begun."""
+    return f"{program} resume {run} --set checkpoint.resume={earlier}"
+
+
 def submit_again(
-    status: Status, cause: Explanation, job: str = "JOB", *, program: str = "cloudtrain"
+    status: Status,
+    cause: Explanation,
+    facts: Facts,
+    job: str = "JOB",
+    *,
+    program: str = "cloudtrain",
 ) -> str | None:
     """Return the command after a mistake in the job or its code has been fixed; None for any other end.
 
@@ -36,12 +53,14 @@ def submit_again(
     Args:
         status: How the run ended.
         cause: Why it has failed.
+        facts: The known values of its job.
         job: The job file and its options as typed.
         program: How the command line is called.
     """
     if cause.failure is None or not cause.failure.is_in_the_job:
         return None
     command = f"{program} submit {job}{backend_option(status.backend)}"
-    if status.progress.checkpoint is None:
+    continued = run_to_continue(status, facts)
+    if continued is None:
         return command
-    return f"{command} --continue {status.run}"
+    return f"{command} --continue {continued}"

@@ -34,14 +34,14 @@ from cloudtrain.console.runs import (
     status_rows,
 )
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
-from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.runs.following import LEAST_POLL_SECONDS, shown_part
 from cloudtrain.runs.log_lines import ALL_LINES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.failure_rules import Explanation
+    from cloudtrain.failure_rules import Explanation, Facts
     from cloudtrain.runs.log_lines import LogFilter, LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
@@ -97,7 +97,9 @@ def follow(
     # The panel stays on the screen, so a summary below it repeats nothing of it.
     rows = location_rows(status) if is_live(out) else status_rows(status)
     cause, lines = _explain(run) if status.exit_code == EXIT_RUN_FAILED else (None, [])
-    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_command(status, job, cause)}"])
+    is_resumable = status.exit_code != EXIT_DONE
+    next_line = next_command(status, job, cause, _facts(run) if is_resumable else None)
+    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_line}"])
     if lines:
         _print_lines(out, ["", *lines])
     if as_json:
@@ -158,6 +160,14 @@ def _explain(run: Run) -> tuple[Explanation | None, list[str]]:
     except CloudError as error:
         return None, [f"not explained: {error.for_terminal()}"]
     return cause, explanation_lines(cause, run.reference)
+
+
+def _facts(run: Run) -> Facts:
+    """Return the known values of a run's job; none while the cloud does not answer."""
+    try:
+        return run.facts()
+    except CloudError:
+        return {}
 
 
 POLL_LINES_SECONDS = 0.05

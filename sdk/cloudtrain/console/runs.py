@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.client.next_step import submit_again
+from cloudtrain.client.next_step import begin_again, run_to_continue, submit_again
 from cloudtrain.console import (
     coloured,
     column_lines,
@@ -52,7 +52,7 @@ from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
-    from cloudtrain.failure_rules import Explanation
+    from cloudtrain.failure_rules import Explanation, Facts
     from cloudtrain.runs.log_lines import LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
@@ -174,7 +174,9 @@ def _spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def next_command(status: Status, job: str | None, cause: Explanation | None = None) -> str:
+def next_command(
+    status: Status, job: str | None, cause: Explanation | None = None, facts: Facts | None = None
+) -> str:
     """Return the next command after a run has ended.
 
     Args:
@@ -182,17 +184,22 @@ def next_command(status: Status, job: str | None, cause: Explanation | None = No
         job: The job file and its options as typed, where they are known.
         cause: Why it has failed. What lies in the job or its code is fixed there and submitted: a resumed run has the
             old ones.
+        facts: The known values of its job.
     """
+    facts = facts or {}
     if cause is not None:
-        again = submit_again(status, cause, job or "JOB", program=command_name())
+        again = submit_again(status, cause, facts, job or "JOB", program=command_name())
         if again is not None:
             is_installed = cause.failure is not None and cause.failure.is_installed
             place = None if is_installed else cause.place
             return f"fix {place or 'it'}, then: {again}"
     if status.exit_code == 0 and not status.uses_account and job is not None:
         return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
-    if status.exit_code == 0 or status.progress.checkpoint is None:
+    continued = run_to_continue(status, facts)
+    if status.exit_code == 0 or continued is None:
         return f"{command_name()} logs {status.reference}"
+    if continued != status.run:
+        return begin_again(status.reference, continued, program=command_name())
     return f"{command_name()} resume {status.reference}"
 
 

@@ -628,10 +628,8 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
     if "://" not in plan.resume:
         return
     config = plan.config
-    # A script may save files of any form there.
-    own_files = plan.locations.checkpoints
     is_folder = config.task is None and step_of_folder_name(plan.resume.rpartition("/")[2]) is None
-    if is_folder and own_files.startswith("file:") and any(path_of(own_files).glob("*")):
+    if is_folder and _has_own_form(plan.locations.checkpoints):
         return
     try:
         CheckpointFolder(plan.resume, config.checkpoint.resume_run, environ).find()
@@ -639,6 +637,14 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
         raise UserError(
             error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB"
         ) from None
+
+
+def _has_own_form(uri: str) -> bool:
+    """Return whether a script has saved files in a form of its own to a folder, and no checkpoints of the runtime."""
+    if not uri.startswith("file:"):
+        return False
+    steps = [step_of_folder_name(each.name) for each in path_of(uri).glob("*")]
+    return bool(steps) and all(step is None for step in steps)
 
 
 def _add_log_ends(progress: Progress, folder: JobFolder) -> Progress:

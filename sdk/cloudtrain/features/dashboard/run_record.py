@@ -271,8 +271,9 @@ def run_document(
 
 def _explanation(run: Run, status: Status) -> dict[str, Any]:
     """Return why a run has failed, and as `submit` the command after a fix of its job or code, or None."""
-    found = explain_with_next_step(status, run.logs(), run.facts())
-    return {**found.to_json(), "submit": submit_again(status, found)}
+    facts = run.facts()
+    found = explain_with_next_step(status, run.logs(), facts)
+    return {**found.to_json(), "submit": submit_again(status, found, facts)}
 
 
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
