@@ -102,12 +102,13 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     assert first.split()[:3] == ["1", f"local:{run}", "15"]
     assert second.split()[3:] == first.split()[3:]
     assert len(cloudtrain.get_run(run).evaluations()) == 3
+    known = [each["run"] for each in cli("list", "--json").json["runs"]]
     refused = cli("evaluate", run, evaluation["run"])
     assert (refused.code, f"cloudtrain evaluate local:{run}" in refused.err) == (2, True)
     assert cli("evaluate", run, "absent").code == 2
-    assert len(cloudtrain.get_run(run).evaluations()) == 3, (
-        "no name is unknown before the first starts"
-    )
+    # The example marks no best checkpoint.
+    assert cli("evaluate", run, "--base", "--checkpoint", "best").code == 2
+    assert [each["run"] for each in cli("list", "--json").json["runs"]] == known, "none has started"
     cli("report", run, "-o", tmp_path / "report.html")
     assert '"test/accuracy"' in (tmp_path / "report.html").read_text()
 

@@ -77,26 +77,37 @@ def evaluate(
     """
     from cloudtrain.client.client import Client
     from cloudtrain.console.plans import ConsoleObserver
-    from cloudtrain.features.evaluation.evaluating import INITIAL, EvaluationOptions, parse_data
-    from cloudtrain.features.evaluation.evaluating import evaluate as start_evaluation
+    from cloudtrain.features.evaluation.evaluating import (
+        INITIAL,
+        EvaluationOptions,
+        parse_data,
+        prepare_evaluation,
+    )
 
-    pairs = []
     step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
     weights = [INITIAL, step] if with_base else [step]
     choices = [EvaluationOptions(parse_data(data), each, splits) for each in weights]
     with ConsoleObserver() as observer:
         client = Client(observer=observer)
-        # All names are resolved before anything starts.
-        for run, each in product([client.get_run(name) for name in runs], choices):
-            started = start_evaluation(
+        prepared = [
+            (
                 run,
-                each,
-                client=client,
-                overrides=overrides,
-                instances=instances,
-                backend=backend,
-                skip_check=skip_check,
+                prepare_evaluation(
+                    run,
+                    each,
+                    client=client,
+                    overrides=overrides,
+                    instances=instances,
+                    backend=backend,
+                    skip_check=skip_check,
+                ),
             )
+            for run, each in product([client.get_run(name) for name in runs], choices)
+        ]
+        # Every argument has been checked, and now they start.
+        pairs = []
+        for run, start in prepared:
+            started = start()
             console.print_message(f"evaluating {run.reference}: {started.reference}")
             pairs.append((run, started))
     if wait:

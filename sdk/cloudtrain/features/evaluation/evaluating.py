@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.registry import backend_package
-from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
@@ -115,7 +115,37 @@ def evaluate(
         SpecError: The changed job is not valid.
         CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
-    session = session_of(client, settings, observer)
+    start = prepare_evaluation(
+        run,
+        options,
+        overrides=overrides,
+        instances=instances,
+        backend=backend,
+        local=local,
+        sandbox=sandbox,
+        client=client or Client(settings, observer=observer),
+        skip_check=skip_check,
+    )
+    return start()
+
+
+def prepare_evaluation(
+    run: RunLike,
+    options: EvaluationOptions | None = None,
+    *,
+    client: Client,
+    overrides: Iterable[str] = (),
+    instances: int | None = None,
+    backend: str | None = None,
+    local: bool = False,
+    sandbox: bool = False,
+    skip_check: bool = False,
+) -> Callable[[], Run]:
+    """Return the function that starts an evaluation, which has the arguments and errors of `evaluate`.
+
+    All that can be wrong with the arguments is found before it is called.
+    """
+    session = client.session
     found, name = session.find(run)
     chosen = choose_backend(backend, local=local, sandbox=sandbox, default=found.name)
     previous = PreviousRun(found.plan_of(name))
@@ -131,13 +161,17 @@ def evaluate(
         target = backend_package(chosen).open_backend(session.context())
     target.check_ready()
     plan = session.inputs(target.target(), target).make_plan(spec, code)
-    session.observer.on_plan(plan)
-    if target.name != found.name:
-        fetch_code(found.storage_of(name), found.plan_of(name), plan)
-    submission = Submission(
-        target, lambda: None, session.observer, skip_check=skip_check, is_new=False
-    )
-    return session.record(submission.send(plan))
+
+    def start() -> Run:
+        session.observer.on_plan(plan)
+        if target.name != found.name:
+            fetch_code(found.storage_of(name), found.plan_of(name), plan)
+        submission = Submission(
+            target, lambda: None, session.observer, skip_check=skip_check, is_new=False
+        )
+        return session.record(submission.send(plan))
+
+    return start
 
 
 def parse_data(texts: Iterable[str]) -> dict[str, str]:
