@@ -106,6 +106,7 @@ def test_the_example_is_evaluated_as_after_its_training(cli: Cli, tmp_path: Path
     refused = cli("evaluate", run, evaluation["run"])
     assert (refused.code, f"cloudtrain evaluate local:{run}" in refused.err) == (2, True)
     assert cli("evaluate", run, "absent").code == 2
+    assert 'did you mean "test"?' in cli("evaluate", run, "--split", "tset").err
     # The example marks no best checkpoint.
     assert cli("evaluate", run, "--base", "--checkpoint", "best").code == 2
     assert [each["run"] for each in cli("list", "--json").json["runs"]] == known, "none has started"
@@ -134,6 +135,12 @@ def test_a_task_is_analysed_on_new_data(cli: Cli, tmp_path: Path) -> None:
     refused = cli("evaluate", trained.json["run"], "--data", f"lnes={tmp_path}")
     assert refused.code == 2
     assert 'no channel lnes\n  did you mean "lines"?' in refused.err
+    for split in ("tset", "test"):
+        refused = cli("evaluate", trained.json["run"], "--split", split)
+        assert refused.code == 2, "datasets() has no test"
+        assert f"has no split '{split}'\n  one of: train\n" in refused.err
+    refused = cli("evaluate", trained.json["run"], "--split", "tset", "--data", tmp_path / "new")
+    assert "no split 'tset'\n  datasets() may have train, validation, test" in refused.err
     refused = cli("evaluate", trained.json["run"], "--data", tmp_path / "nothing")
     assert refused.code == 2
     assert f"there is no file or folder {tmp_path / 'nothing'}" in refused.err

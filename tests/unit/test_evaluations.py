@@ -113,10 +113,7 @@ def test_data_is_given_for_one_channel_or_by_name() -> None:
     }
 
 
-def test_a_wrong_split_or_checkpoint_is_refused() -> None:
-    with pytest.raises(UserError, match="no split 'tset'") as split:
-        EvaluationOptions(splits=("tset",))
-    assert split.value.hint == 'did you mean "test"?'
+def test_a_wrong_checkpoint_is_refused() -> None:
     with pytest.raises(UserError, match="'bets' is no checkpoint"):
         EvaluationOptions(checkpoint="bets")
     with pytest.raises(UserError, match="'inital' is no checkpoint") as checkpoint:

@@ -58,7 +58,7 @@ class EvaluationOptions:
         splits: Splits; empty for validation and test, else train.
 
     Raises:
-        UserError: There is no such split, or the checkpoint is neither a step, `best` nor `initial`.
+        UserError: The checkpoint is neither a step, `best` nor `initial`.
     """
 
     data: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -67,9 +67,6 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "splits", one_or_more(self.splits))
-        for split in self.splits:
-            if split not in SPLITS:
-                raise UserError(f"a Task has no split {split!r}", did_you_mean(split, SPLITS))
         if isinstance(self.checkpoint, str) and self.checkpoint not in (BEST, INITIAL):
             hint = did_you_mean(
                 self.checkpoint, (BEST, INITIAL), "a step, such as 1000, or best or initial"
@@ -193,7 +190,7 @@ def plan_evaluation(
     """Return the job that evaluates a run, and its code.
 
     Raises:
-        UserError: The run is a script, has no weights, or has no such channel or checkpoint.
+        UserError: The run is a script, has no weights, or has no such channel, checkpoint or split.
         SpecError: The changed job is not valid.
         CloudError: AWS refused or cannot be reached.
     """
@@ -203,7 +200,8 @@ def plan_evaluation(
             f"{run} is itself an evaluation, of {evaluated}", f"cloudtrain evaluate {evaluated}"
         )
     previous = PreviousRun(content)
-    spec = previous.job([*_data_overrides(previous, choice.data), *overrides], instances=instances)
+    changes = tuple(overrides)
+    spec = previous.job([*_data_overrides(previous, choice.data), *changes], instances=instances)
     if spec.train is None or spec.code.task is None:
         raise UserError(
             f"{run} runs a script, and only a Task can be evaluated without training",
@@ -213,11 +211,13 @@ def plan_evaluation(
     if spec.cluster.network.isolation:
         message = f"{run} ran with cluster.network.isolation, and an isolated container cannot read its weights from S3"
         raise UserError(message, "evaluate with --set cluster.network.isolation=false")
+    status = backend.status(run)
+    _check_splits(choice, status, is_changed=bool(choice.data or changes))
     source: tuple[str | None, int | None] = (spec.train.init_from, INITIAL_STEP)
     if choice.checkpoint != INITIAL:
         wanted = (MODEL, CHECKPOINTS) if choice.checkpoint is None else (CHECKPOINTS,)
         backend.storage_of(run).require_stored(run, *wanted)
-        source = _find_weights(backend, run, content, backend.status(run), choice.checkpoint)
+        source = _find_weights(backend, run, content, status, choice.checkpoint)
     weights, step = source
     train = spec.train.model_copy(
         update={"init_from": weights, "export": "last", "early_stopping": None, "profile": None}
@@ -239,6 +239,29 @@ def plan_evaluation(
         {name: channel.source for name, channel in sorted(spec.data.items())},
     )
     return spec, dataclasses.replace(previous.code, evaluation=evaluation)
+
+
+def _check_splits(choice: EvaluationChoice, status: Status, *, is_changed: bool) -> None:
+    """Refuse a split that the run's Task does not have.
+
+    A run that has succeeded has evaluated each of its splits, but datasets() may have others for another job.
+
+    Raises:
+        UserError: There is no such split.
+    """
+    known = {name.partition("/")[0] for name in status.progress.metrics} | {"train"}
+    is_known = status.state is State.SUCCEEDED and not is_changed
+    legal = [split for split in SPLITS if split in known or not is_known]
+    for split in choice.splits:
+        if split in legal:
+            continue
+        if not is_known:
+            raise UserError(
+                f"a Task has no split {split!r}", f"datasets() may have {', '.join(legal)}"
+            )
+        raise UserError(
+            f"the Task of {status.run} has no split {split!r}", did_you_mean(split, legal)
+        )
 
 
 def _data_overrides(previous: PreviousRun, data: Mapping[str, str]) -> list[str]:
