@@ -221,3 +221,18 @@ def test_a_sweep_of_python_is_validated() -> None:
     with pytest.raises(SpecError) as error:
         make_sweep(JOB, {**fields, "strateggy": "grid"})
     assert 'did you mean "strategy"?' in str(error.value)
+
+
+def test_the_kind_of_the_other_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as error:
+        load_sweep(JOB)
+    (problem,) = error.value.problems
+    assert problem.message == "a job file, not a sweep file"
+    assert problem.hint == f"its command: cloudtrain plan {JOB}"
+
+    load(tmp_path, VALID)
+    with pytest.raises(SpecError) as error:
+        cloudtrain.JobSpec.from_yaml(tmp_path / "sweep.yaml")
+    (problem,) = error.value.problems
+    assert problem.message == "a sweep file, not a job file"
+    assert problem.hint == f"its command: cloudtrain sweep plan {tmp_path}/sweep.yaml"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,8 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
 
     Raises:
         UserError: the file cannot be read.
-        SpecError: the file is not valid YAML, or uses a feature of YAML that job files do not allow.
+        SpecError: the file is not valid YAML, uses a feature of YAML that job files do not allow, or is of another
+            kind.
     """
     label = str(path)
     try:
@@ -145,7 +147,9 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
             [Problem(label, line, 1, "", "not UTF-8 text", "save the file as UTF-8")]
         ) from None
     if kind != "job" or path.suffix not in _PROGRAMS:
-        return parse_document(text, label)
+        document = parse_document(text, label)
+        _refuse_other_kind(document, kind)
+        return document
     try:
         document = parse_document(text, label)
         is_job = not _FIELDS_OF_JOBS.isdisjoint(document.data)
@@ -167,6 +171,27 @@ _PROGRAMS = {
 }
 """Suffixes of files that are given in place of a job file, and the field that names such a file."""
 _FIELDS_OF_JOBS = frozenset(("name", "code", "cluster"))
+
+_KINDS = {
+    "job": (frozenset(("code", "cluster")), "plan"),
+    "sweep": (frozenset(("space", "objective")), "sweep plan"),
+}
+"""Fields that only one kind of file has, and the command that reads it."""
+
+
+def _refuse_other_kind(document: Document, kind: str) -> None:
+    """Refuse a file that has fields of another kind only, whose every field would be an error.
+
+    Raises:
+        SpecError: it is a file of another kind.
+    """
+    if not _KINDS[kind][0].isdisjoint(document.data):
+        return
+    for other, (fields, command) in _KINDS.items():
+        if not fields.isdisjoint(document.data):
+            message = f"a {other} file, not a {kind} file"
+            hint = f"its command: cloudtrain {command} {shlex.quote(document.file)}"
+            raise SpecError([Problem(document.file, 1, 1, "", message, hint)])
 
 
 def _yaml_files(folder: Path) -> list[str]:
