@@ -137,6 +137,11 @@ def test_a_run_is_listed_verified_exported_and_resumed(
     assert Path(one).stat().st_size > 16
 
     middle = steps[2]
+    trained = cli("resume", run)
+    assert trained.code == 2
+    last = f"step {ended['last']} of run {run} is the last step"
+    assert f"{run} has succeeded, and nothing is left to train: {last}" in trained.err
+    assert f"cloudtrain resume {run} --set train.epochs=N" in trained.err
     wrong = cli("resume", run, "--from", str(middle + 1))
     assert wrong.code == 2
     assert f"the nearest complete: {middle} and {steps[1]}" in wrong.err

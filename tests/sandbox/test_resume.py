@@ -128,6 +128,9 @@ def test_a_stopped_run_resumes_on_another_cluster(  # noqa: PLR0915 (one long sc
     assert second["last_step"] == 300
     assert second["world_size"] == 1
     assert "resume: train.learning_rate was 0.05 and is 0.01" in done.err
+    trained = cli("resume", second["run"], "--skip-check", environ=bare, cwd=elsewhere)
+    assert trained.code == 2, trained.err
+    assert f"{second['run']} has succeeded, and nothing is left to train: step 300" in trained.err
     resources = sandbox.describe(second["run"])["ResourceConfig"]
     assert resources["InstanceCount"] == 1
     third = cli(*resume, "--from", str(before["step"]), "--follow", environ=bare, cwd=elsewhere)

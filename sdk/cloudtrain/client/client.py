@@ -34,13 +34,14 @@ from cloudtrain.errors import (
     UserError,
 )
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.continuation import NOTHING_LEFT
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, check_filter
-from cloudtrain.runs.status import Status
+from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import (
     BACKENDS,
@@ -250,7 +251,8 @@ class Client:
 
         Raises:
             RunNotFoundError: There is no such run.
-            UserError: The run has not ended, or has left no complete checkpoint; nothing was started.
+            UserError: The run has not ended, has left no complete checkpoint, or has succeeded and nothing is left to
+                train; nothing was started.
             SpecError: The changed job is not valid.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
@@ -266,6 +268,8 @@ class Client:
         backend = found.for_previous(previous)
         backend.check_ready()
         plan = self._plan_resumed(spec, previous, backend, from_step)
+        if state is State.SUCCEEDED:
+            _refuse_trained(run, plan.warnings)
         self.session.observer.on_plan(plan)
         try:
             checks = backend.check_resume(plan)
@@ -279,6 +283,8 @@ class Client:
             raise UserError(
                 error.message, _hint_to_begin_again(previous, spec) or error.hint
             ) from None
+        if state is State.SUCCEEDED:
+            _refuse_trained(run, [check.warning for check in checks])
         if skip_check and checks:
             self.session.observer.on_checks(checks)
             plan = add_warnings(plan, checks)
@@ -479,6 +485,23 @@ def session_of(
 ) -> Session:
     """Return the session of a feature's call: that of the client that it is given, else a new one."""
     return (client or Client(settings, observer=observer)).session
+
+
+def _refuse_trained(run: str, warnings: Iterable[str]) -> None:
+    """Refuse to resume a run that has succeeded, where a warning says that its checkpoint is the end of the training.
+
+    A run that has failed after its last step is resumed: it has not exported its model.
+
+    Raises:
+        UserError: Nothing would be trained.
+    """
+    for warning in warnings:
+        if warning.startswith(NOTHING_LEFT):
+            detail = warning.partition(";")[0]
+            hint = (
+                f"to train longer: cloudtrain resume {run} --set train.epochs=N, or train.steps=N"
+            )
+            raise UserError(f"{run} has succeeded, and {detail}", hint)
 
 
 def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:

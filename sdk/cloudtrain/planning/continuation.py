@@ -10,6 +10,8 @@ from cloudtrain_runtime.contract.manifest import Manifest, is_training_complete
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 
 AUTO = "auto"
+NOTHING_LEFT = "nothing is left to train"
+"""Start of the warning about a checkpoint that is the end of its training."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _warnings(config: RunConfig, manifest: Manifest) -> Iterator[str]:
         manifest.state, epochs=train.epochs, steps=train.steps
     ):
         yield (
-            f"nothing is left to train: {saved} is the last step; increase train.steps or train.epochs, or start again "
+            f"{NOTHING_LEFT}: {saved} is the last step; increase train.steps or train.epochs, or start again "
             "with checkpoint.resume=never and another checkpoint.uri"
         )
     if config.checkpoint.resume == AUTO and config.training and not manifest.training:
