@@ -144,6 +144,10 @@ def cli() -> None:
 
     The request that `plan` shows is the one that runs locally, in the sandbox and on SageMaker.
     """
+    from cloudtrain.cli.variables import misspelt_variables
+
+    for warning in misspelt_variables(os.environ):
+        console.print_message(f"warning: {warning}")
 
 
 def run(argv: list[str]) -> int:
