@@ -54,7 +54,7 @@ class FaultPlan(_Model):
         no_capacity_types: Instance types without capacity: a job that accepts only these waits.
         interrupt_at_step: Steps at which a spot job loses its instances: the first attempt at the first, and so on.
         dead_instance: An instance that dies, or None.
-        queue_instances: Instances that the jobs of each job queue may use at the same time.
+        queue_instances: Instances that the jobs of the job queue may use at the same time.
         throttle: Calls that fail with `ThrottlingException`, in S3 `SlowDown`, without any effect.
         errors: Calls that fail with status 500, without any effect.
         resets: Calls that take effect, but whose connection is cut without a response.
