@@ -51,12 +51,12 @@ def attempts(bucket: str, job: Mapping[str, Any], key: str = "") -> list[dict[st
     found: list[tuple[str, str, str, dict[str, str], str]] = [
         ("list buckets", "GET", "/", {}, ""),
         ("read an object", "GET", f"/{bucket}/kept", {}, ""),
-        ("read the controls", "GET", "/_cloudtrain/weather", {}, ""),
+        ("read the controls", "GET", "/_cloudtrain/faults", {}, ""),
         ("list jobs", "POST", "/", target("ListTrainingJobs"), "{}"),
         ("create a job", "POST", "/", target("CreateTrainingJob"), json.dumps(job)),
         ("create an object", "PUT", f"/{bucket}/planted", {}, "x"),
         ("create a bucket", "PUT", "/planted", {}, ""),
-        ("change the controls", "PUT", "/_cloudtrain/weather", {}, '{"seed": 99}'),
+        ("change the controls", "PUT", "/_cloudtrain/faults", {}, '{"seed": 99}'),
         ("delete an object", "DELETE", f"/{bucket}/kept", {}, ""),
     ]
     plain = [
@@ -100,7 +100,7 @@ def state(sandbox: Served) -> dict[str, Any]:
             for each in sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
         ],
         "controls": ask(
-            sandbox.port, "GET", "/_cloudtrain/weather", {"Authorization": sandbox.authorization}
+            sandbox.port, "GET", "/_cloudtrain/faults", {"Authorization": sandbox.authorization}
         )[1],
     }
 

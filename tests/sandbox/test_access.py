@@ -26,8 +26,8 @@ PATHS = (
     ("POST", "/", CREATE),
     ("GET", "/cloudtrain-sandbox", {}),
     ("PUT", "/cloudtrain-sandbox/planted", {}),
-    ("GET", "/_cloudtrain/weather", {}),
-    ("PUT", "/_cloudtrain/weather", {}),
+    ("GET", "/_cloudtrain/faults", {}),
+    ("PUT", "/_cloudtrain/faults", {}),
     ("POST", "/moto-api/reset", {}),
     ("OPTIONS", "/cloudtrain-sandbox/x", {}),
 )
@@ -141,7 +141,7 @@ def test_each_sandbox_has_a_random_key_in_a_private_file(
         assert all(len(bytes.fromhex(key.removeprefix("SANDBOX"))) == 16 for key in keys)
         assert stat.S_IMODE((other.home / "sandbox.json").stat().st_mode) == 0o600
         headers = {"Authorization": sandbox.authorization}
-        assert ask(other, "GET", "/_cloudtrain/weather", headers)[0] == 403, "another sandbox's key"
+        assert ask(other, "GET", "/_cloudtrain/faults", headers)[0] == 403, "another sandbox's key"
 
 
 AS_OTHER_USER = """

@@ -55,8 +55,8 @@ def test_the_first_line_has_the_clients_environment(own_sandbox: Any, cli: Cli) 
 @pytest.mark.parametrize(
     ("arguments", "plan", "message"),
     [
-        (("--weather", "w.yaml"), "capacity_after: 3", 'did you mean "capacity_after_seconds"'),
-        (("--weather", "w.yaml"), None, "No such file"),
+        (("--faults", "w.yaml"), "capacity_after: 3", 'did you mean "capacity_after_seconds"'),
+        (("--faults", "w.yaml"), None, "No such file"),
         (("--port", "PORT"), None, "cannot use port"),
         (("--home", "file"), None, "as a sandbox's folder"),
     ],

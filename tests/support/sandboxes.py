@@ -74,7 +74,7 @@ class Served:
 
     def set_faults(self, **faults: Any) -> None:
         """Replace the fault plan; without arguments, inject no faults."""
-        address = f"{self.info['endpoint']}/_cloudtrain/weather"
+        address = f"{self.info['endpoint']}/_cloudtrain/faults"
         request = urllib.request.Request(address, data=json.dumps(faults).encode(), method="PUT")  # noqa: S310
         request.add_header("Authorization", self.authorization)
         urllib.request.urlopen(request).close()  # noqa: S310 (loopback)

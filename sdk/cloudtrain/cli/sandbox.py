@@ -50,7 +50,7 @@ class _WithoutArguments(click.Command):
     help="Seconds between SIGTERM and SIGKILL.",
 )
 @click.option(
-    "--weather", type=click.Path(path_type=Path), help="YAML file that lists the faults to inject."
+    "--faults", type=click.Path(path_type=Path), help="YAML file that lists the faults to inject."
 )
 @click.option(
     "--stop", is_flag=True, help="Stop the sandbox of this folder and every process it has started."
@@ -61,7 +61,7 @@ def sandbox(
     home: Path | None,
     processes: int,
     grace: float,
-    weather: Path | None,
+    faults: Path | None,
     stop: bool,
     as_json: bool,
 ) -> None:
@@ -87,6 +87,6 @@ def sandbox(
         port=port,
         max_processes=processes,
         stop_grace_seconds=grace,
-        fault_plan=FaultPlan() if weather is None else FaultPlan.from_file(weather),
+        fault_plan=FaultPlan() if faults is None else FaultPlan.from_file(faults),
     )
     serve(options, lambda running: console.print_json_line(running.to_json()))

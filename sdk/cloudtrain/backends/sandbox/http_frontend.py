@@ -24,7 +24,7 @@ from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 _CHUNK_BYTES = 1 << 16
-FAULTS_PATH = "/_cloudtrain/weather"
+FAULTS_PATH = "/_cloudtrain/faults"
 USER_AGENT = "cloudtrain-sandbox-service"
 """Marks the sandbox's own calls, which get no injected faults: in AWS they are not the user's calls either."""
 
