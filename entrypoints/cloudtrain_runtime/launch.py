@@ -57,6 +57,7 @@ from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.host import Host, count_gpus, is_on_sagemaker, read_host
+from cloudtrain_runtime.launcher.host_environment import read_cuda, report_environment
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import (
     accelerate_variables,
@@ -64,7 +65,6 @@ from cloudtrain_runtime.launcher.sagemaker_environment import (
     sagemaker_variables,
 )
 from cloudtrain_runtime.launcher.script_report import ScriptReport
-from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process.environment import include_variables, ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Phase, read_heartbeats
@@ -198,7 +198,7 @@ def _run_ranks(
     watch.start(agent.pid)
     report.start()
     # This takes its time while torch is imported in another process.
-    report_surroundings(tree, host, config, cuda)
+    report_environment(tree, host, config, cuda)
     _compile_ahead()
     exit_code = _wait(agent.pid)
     stop.cancel()

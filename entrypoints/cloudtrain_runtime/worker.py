@@ -33,9 +33,9 @@ from cloudtrain_runtime.launcher.failure_file import (
 from cloudtrain_runtime.launcher.fresh_start import report_fresh_start
 from cloudtrain_runtime.launcher.group_joins import JoinRecorder
 from cloudtrain_runtime.launcher.host import read_host
+from cloudtrain_runtime.launcher.host_environment import read_cuda, report_environment
 from cloudtrain_runtime.launcher.loopback_store import listen_on_loopback
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
-from cloudtrain_runtime.launcher.surroundings import read_cuda, report_surroundings
 from cloudtrain_runtime.process import fast_exit, heartbeat
 from cloudtrain_runtime.process.environment import (
     include_variables,
@@ -128,7 +128,7 @@ def replace_launcher(config: RunConfig) -> None:
         os.environ.update(included)
         sys.path.insert(1, str(tree.include))
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK")) == "0":
-        report_surroundings(tree, read_host(tree), config, read_cuda())
+        report_environment(tree, read_host(tree), config, read_cuda())
 
 
 def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:

@@ -26,7 +26,7 @@ NEW = "NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs
 A100 = ("NVIDIA A100-SXM4-40GB",) * 8
 READ = """
 import json, os, sys
-from cloudtrain_runtime.launcher.surroundings import read_cuda
+from cloudtrain_runtime.launcher.host_environment import read_cuda
 cuda = read_cuda()
 print(json.dumps({"driver": cuda.driver, "cuda": cuda.version, "too old": cuda.is_too_old,
     "path": cuda.variables(os.environ).get("LD_LIBRARY_PATH"), "torch": "torch" in sys.modules}))
@@ -154,7 +154,7 @@ def test_a_run_reports_its_hosts(
     )
     assert done.code == 0, done.err
     folder = Path(done.json["artifacts"]["folder"])
-    reported = events_of(folder, "surroundings")
+    reported = events_of(folder, "environment")
     assert [event["host"] for event in reported] == ["algo-1", "algo-2"]
     for event in reported:
         assert (event["driver"], event["cuda"], event["cuda_compat"]) == (
@@ -170,7 +170,7 @@ def test_a_run_reports_its_hosts(
         lines = log.read_text().splitlines()
         (used,) = [line for line in lines if "LIBRARIES" in line]
         assert used.split("LIBRARIES ")[1].split(":")[0] == COMPAT
-        assert next(i for i, line in enumerate(lines) if '"surroundings"' in line) < lines.index(
+        assert next(i for i, line in enumerate(lines) if '"environment"' in line) < lines.index(
             used
         )
     run = done.json["run"]

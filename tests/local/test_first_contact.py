@@ -30,7 +30,7 @@ def test_the_first_contact_resumes_and_reports(cli: Cli) -> None:
     lines = [line["text"] for line in cli("logs", done.json["run"], "--json").json["lines"]]
     assert sum("all ranks fail on purpose after step 10" in line for line in lines) == 1
     assert sum("first contact succeeded: resumed from step 10" in line for line in lines) == 1
-    assert sum('"event": "surroundings"' in line for line in lines) == 2
+    assert sum('"event": "environment"' in line for line in lines) == 2
     with tarfile.open(done.json["artifacts"]["model"]) as archive:
         assert archive.getnames() == ["model.pt"]
 

@@ -33,7 +33,7 @@ _SETTINGS: Mapping[str, Any] = cli.context_settings
 _COMMON = ("event", "time")
 
 EVENT_MEANINGS: Mapping[str, str] = {
-    "surroundings": "A host is about to start its ranks: what it has. One event per host.",
+    "environment": "A host is about to start its ranks: what it has. One event per host.",
     "attempt": "The ranks of a script or command start, at the start of a run or after a restart. Rank 0 prints it.",
     "started": "Training begins, at the start of a run or after a restart.",
     "step": "An optimizer step whose values are logged: the first one and every tenth.",
@@ -156,7 +156,7 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "efa_provider": "Provider that libfabric finds for them, or null.",
     "shm_bytes": "Size of `/dev/shm` in bytes, or null.",
     "disk_free_bytes": "Free bytes of the disk of `/opt/ml`.",
-    "surroundings.memory_bytes": "Memory of the host in bytes.",
+    "environment.memory_bytes": "Memory of the host in bytes.",
     "packages": "Versions of the installed packages that matter, by name.",
     "warnings": "What the host lacks, a sentence each.",
     "unwritten": "Names in `code.outputs` that this host has not written.",

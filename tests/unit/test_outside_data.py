@@ -36,7 +36,7 @@ GOOD = "good-261120-101400-1a2b3c"
 NOW = 1_763_633_700.0
 
 COMPLETE: dict[str, dict[str, Any]] = {
-    "surroundings": {
+    "environment": {
         "host": "algo-1", "python": "3.12.11", "driver": "570.133.20", "cuda": "13.0", "gpus": ["NVIDIA L4"],
         "cuda_compat": "/usr/local/cuda/compat", "efa": ["rdmap0s6"], "efa_provider": "efa", "shm_bytes": 9,
         "disk_free_bytes": 9, "memory_bytes": 9, "packages": {"torch": "2.13.0"}, "warnings": ["x"],
@@ -170,6 +170,13 @@ def test_no_odd_field_of_an_event_breaks_a_reader(kind: str) -> None:
             show_everything(
                 Status(RUN, "local", state, progress=fold_events([started, event, event]))
             )
+
+
+def test_a_former_name_of_an_event_is_read() -> None:
+    event = parse_event('CLOUDTRAIN {"event": "surroundings", "host": "algo-1", "driver": "570"}')
+    assert event == {"event": "environment", "host": "algo-1", "driver": "570"}
+    progress = fold_events([event])
+    assert progress.host_environments == {"algo-1": event}
 
 
 def test_wrong_types_drop_the_field_or_the_event() -> None:

@@ -67,7 +67,7 @@ def _kind(
 
 
 EVENTS: Final[Mapping[str, ObjectSchema]] = {
-    "surroundings": _kind(
+    "environment": _kind(
         {"host": text},
         python=text, driver=nullable(text), cuda=nullable(text), cuda_compat=nullable(text), gpus=array(text),
         efa=array(text), efa_provider=nullable(text), shm_bytes=nullable(count), disk_free_bytes=count,
@@ -130,6 +130,9 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
 }  # fmt: skip
 """Schema by kind of event."""
 
+_FORMER_KINDS: Final = {"surroundings": "environment"}
+"""Present kinds by the names that older logs have for them."""
+
 
 def _foreign(value: Any) -> Any:
     raise MismatchError("no such field", value)
@@ -173,7 +176,8 @@ def check_event(content: Any) -> dict[str, Any] | None:
     """Return an event without fields of a wrong type; None if a required field is missing or wrong."""
     if not isinstance(content, dict) or not isinstance(content.get("event"), str):
         return None
+    kind = _FORMER_KINDS.get(content["event"], content["event"])
     try:
-        return _CHECKS.get(content["event"], _UNKNOWN)(content)
+        return _CHECKS.get(kind, _UNKNOWN)({**content, "event": kind})
     except MismatchError:
         return None

@@ -99,7 +99,7 @@ def read_cuda() -> Cuda:
     return found
 
 
-def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda) -> None:
+def report_environment(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda) -> None:
     """Emit the event of this host, and print its warnings. It never raises an error."""
     try:
         gpus = _gpus()
@@ -112,7 +112,7 @@ def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda)
                 f"only {free / 1e9:.1f} GB of the disk are free: free some, or on SageMaker raise cluster.volume"
             )
         emit(
-            "surroundings",
+            "environment",
             host=host.name,
             python=sys.version.split()[0],
             driver=cuda.driver,
@@ -130,7 +130,7 @@ def report_surroundings(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda)
         for text in warnings:
             log_line(f"warning: {text}")
     except Exception as error:  # noqa: BLE001 (a report must not end a run)
-        log_line(f"the surroundings of {host.name} are unknown: {type(error).__name__}: {error}")
+        log_line(f"the environment of {host.name} are unknown: {type(error).__name__}: {error}")
 
 
 def _warnings(

@@ -363,7 +363,7 @@ def _keep_known(status: Status, before: Status | None) -> Status:
     if progress.last_step is None:
         progress = dataclasses.replace(
             known,
-            host_surroundings={**known.host_surroundings, **progress.host_surroundings},
+            host_environments={**known.host_environments, **progress.host_environments},
             host_ranks={**known.host_ranks, **progress.host_ranks},
             host_files={**known.host_files, **progress.host_files},
             hidden_failure=progress.hidden_failure,

@@ -20,8 +20,8 @@ from cloudtrain.console.status_fields import (
     alarm_rows,
     as_one_line,
     checkpoint_row,
+    describe_environment,
     describe_phases,
-    describe_surroundings,
     device_row,
     host_rows,
     limit_row,
@@ -328,7 +328,7 @@ def _number(value: Any) -> str:
 
 
 _EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
-    "surroundings": describe_surroundings,
+    "environment": describe_environment,
     "attempt": lambda event: None,  # noqa: ARG005 (the launcher prints restarts)
     "started": _started,
     "step": _step,

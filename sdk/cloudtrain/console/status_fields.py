@@ -124,7 +124,7 @@ def device_row(status: Status) -> Row | None:
 def host_rows(status: Status) -> list[Row]:
     """Return what the hosts have, one row for all hosts that have the same."""
     hosts_by_text: dict[str, list[str]] = {}
-    for host, event in sorted(status.progress.host_surroundings.items()):
+    for host, event in sorted(status.progress.host_environments.items()):
         hosts_by_text.setdefault(describe_devices(event), []).append(host)
     several = len(hosts_by_text) > 1
     rows = [
@@ -133,8 +133,8 @@ def host_rows(status: Status) -> list[Row]:
     return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
 
 
-def describe_surroundings(event: Mapping[str, Any]) -> str:
-    """Return what a host has, by its event `surroundings`: devices, versions and sizes in rounded numbers."""
+def describe_environment(event: Mapping[str, Any]) -> str:
+    """Return what a host has, by its event `environment`: devices, versions and sizes in rounded numbers."""
     names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
     sizes = [
         f"{format_size(event[name])} {word}"
@@ -145,7 +145,7 @@ def describe_surroundings(event: Mapping[str, Any]) -> str:
 
 
 def describe_devices(event: Mapping[str, Any]) -> str:
-    """Return the devices and versions in an event `surroundings`, which hosts of one type share."""
+    """Return the devices and versions in an event `environment`, which hosts of one type share."""
     gpus = Counter(event.get("gpus", ()))
     efa = event.get("efa", ())
     packages = event.get("packages", {})

@@ -42,7 +42,7 @@ class Progress:
         slow_ranks: Message by rank, for ranks that slow down the others.
         bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
         slow_network: Warning about the bandwidth, or None.
-        host_surroundings: Latest event `surroundings` by host, about its driver, devices and packages.
+        host_environments: Latest event `environment` by host, about its driver, devices and packages.
         untracked: What was not logged to MLflow, or why, or None.
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
@@ -75,7 +75,7 @@ class Progress:
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
-    host_surroundings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host_environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     untracked: str | None = None
     host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -287,8 +287,8 @@ _FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
     ),
     "stopped": _fold_stopped,
     "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),
-    "surroundings": lambda progress, event: replace(
-        progress, host_surroundings={**progress.host_surroundings, event["host"]: event}
+    "environment": lambda progress, event: replace(
+        progress, host_environments={**progress.host_environments, event["host"]: event}
     ),
     "outputs": lambda progress, event: replace(
         progress, host_files={**progress.host_files, event["host"]: event}

@@ -241,7 +241,7 @@ class Status:
     def host_warnings(self) -> tuple[str, ...]:
         """Return warnings about what hosts lack, MLflow, lone ranks, metrics that were not found, and lost files."""
         progress = self.progress
-        found = _surroundings_warnings(progress.host_surroundings.values())
+        found = _environment_warnings(progress.host_environments.values())
         if progress.untracked is not None:
             found.append(progress.untracked)
         # For a failed run, only the failure matters.
@@ -409,7 +409,7 @@ class Status:
             "alarms": list(self.alarms(now)),
             "warnings": [*self.warnings(), *self.host_warnings()],
             "metrics": dict(progress.metrics),
-            "hosts": dict(progress.host_surroundings),
+            "hosts": dict(progress.host_environments),
             "artifacts": dict(self.artifacts),
         }
 
@@ -418,8 +418,8 @@ def _text(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
-def _surroundings_warnings(reports: Iterable[_Event]) -> list[str]:
-    """Return the warnings of the hosts about their surroundings; one of several hosts once."""
+def _environment_warnings(reports: Iterable[_Event]) -> list[str]:
+    """Return the warnings of the hosts about their environments; one of several hosts once."""
     hosts_by_text: dict[str, list[str]] = {}
     for report in reports:
         for text in report.get("warnings", ()):

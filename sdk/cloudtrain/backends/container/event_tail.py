@@ -23,7 +23,7 @@ from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 SUMMARY_FILE: Final = "events-summary.json"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SUMMARY_EVERY_BYTES = 1 << 20
 """Size of events after which a new summary is written."""
 

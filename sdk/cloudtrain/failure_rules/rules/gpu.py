@@ -34,13 +34,13 @@ _ONE_RANK_PER_GPU = (
 _FIT_THE_DRIVER = (
     Part(
         "The host's driver is older than the container's CUDA needs: choose an older cluster.framework "
-        "([cluster.image]). The event surroundings (cloudtrain logs RUN) has both versions. An image of your own needs "
+        "([cluster.image]). The event `environment` (cloudtrain logs RUN) has both versions. An image of your own needs "
         "NVIDIA's cuda-compat package in /usr/local/cuda/compat, which the launcher then uses.",
         places=Places.CLOUD,
     ),
     Part(
         "The driver of this machine is older than the CUDA of its PyTorch needs: update the driver, or install a "
-        "PyTorch for an older CUDA. The event surroundings (cloudtrain logs RUN) has both versions.",
+        "PyTorch for an older CUDA. The event `environment` (cloudtrain logs RUN) has both versions.",
         places=Places.MACHINE,
     ),
 )

@@ -40,7 +40,7 @@ _FIND_STUCK_RANK = (
 _FIND_EFA = (
     Part(
         "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
-        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event surroundings lists the host's devices.",
+        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event `environment` lists the host's devices.",
         places=Places.CLOUD,
     ),
     Part(

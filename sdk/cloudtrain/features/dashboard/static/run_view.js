@@ -121,7 +121,7 @@ class RunView {
 
   showPlan() {
     const { plan, settings } = this.entry;
-    const environment = this.entry.events.find((event) => event.event === "surroundings") ?? this.entry.events.find((event) => event.event === "started");
+    const environment = this.entry.events.find((event) => event.event === "environment") ?? this.entry.events.find((event) => event.event === "started");
     const rows = (content) => Object.entries(content ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, String(value)]);
     const parts = [
       plan.command ? el("p", {}, "Starts ", el("code", {}, plan.command)) : null,
