@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from support.jobs import Cli
-from support.sandboxes import Served, model_of, request, unknown_fields
+from support.sandboxes import Served, request
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
-PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/cloudtrain-sandbox"
+PLAN = "arn:aws:sagemaker:us-west-2:123456789012:training-plan/mine"
 LUSTRE = "fs-0123456789abcdef0"
 SCRIPT = """\
 import os, pathlib, sys
@@ -87,65 +87,7 @@ def test_a_job_with_every_new_member_runs(
     assert described["ExperimentConfig"] == {"ExperimentName": "members"}
     assert described["RemoteDebugConfig"] == {"EnableRemoteDebug": True}
     assert described["InfraCheckConfig"] == {"EnableInfraCheck": True}
-    listed = sandbox.client("sagemaker").list_training_jobs(TrainingPlanArnEquals=PLAN)[
-        "TrainingJobSummaries"
-    ]
-    assert run in [each["TrainingJobName"] for each in listed]
-
-
-def test_the_training_plan_is_described(sandbox: Served) -> None:
-    client = sandbox.client("sagemaker")
-    plan = client.describe_training_plan(TrainingPlanName=PLAN)
-    assert (
-        unknown_fields(
-            {k: v for k, v in plan.items() if k != "ResponseMetadata"},
-            model_of("DescribeTrainingPlan").output_shape,
-        )
-        == []
-    )
-    assert plan["Status"] == "Active"
-    assert plan["AvailableInstanceCount"] == plan["TotalInstanceCount"] == 8
-    with pytest.raises(ClientError, match="ResourceNotFound"):
-        client.describe_training_plan(TrainingPlanName="other")
-    resources = {
-        "InstanceType": "ml.p4d.24xlarge",
-        "InstanceCount": 2,
-        "VolumeSizeInGB": 10,
-        "TrainingPlanArn": PLAN,
-    }
-    client.create_training_job(
-        **{**request(sandbox, "planned", "sleep 60"), "ResourceConfig": resources}
-    )
-    assert (
-        client.describe_training_plan(TrainingPlanName="cloudtrain-sandbox")["InUseInstanceCount"]
-        == 2
-    )
-    client.stop_training_job(TrainingJobName="planned")
-    assert sandbox.end_of("planned")["TrainingJobStatus"] == "Stopped"
-
-
-@pytest.mark.parametrize(
-    ("resources", "message"),
-    [
-        ({"InstanceCount": 5}, "does not have 5 instances of ml.p4d.24xlarge"),
-        ({"InstanceType": "ml.m5.large"}, "does not have 1 instances of ml.m5.large"),
-        ({"TrainingPlanArn": PLAN.replace("sandbox", "missing")}, "Training plan .* not found"),
-    ],
-)
-def test_a_wrong_training_plan_is_rejected(
-    sandbox: Served, resources: dict[str, Any], message: str
-) -> None:
-    document = request(sandbox, "unplanned", "true")
-    base = {
-        "InstanceType": "ml.p4d.24xlarge",
-        "InstanceCount": 1,
-        "VolumeSizeInGB": 10,
-        "TrainingPlanArn": PLAN,
-    }
-    with pytest.raises(ClientError, match=message):
-        sandbox.client("sagemaker").create_training_job(
-            **{**document, "ResourceConfig": {**base, **resources}}
-        )
+    assert described["ResourceConfig"]["TrainingPlanArn"] == PLAN
 
 
 @pytest.mark.parametrize(

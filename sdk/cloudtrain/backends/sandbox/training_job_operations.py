@@ -26,7 +26,6 @@ from cloudtrain.backends.sandbox.resources import (
     page_of,
 )
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
-from cloudtrain.backends.sandbox.training_plans import check_plans, describe_plan, plans_of
 from cloudtrain.catalog.service_limits import limit_of
 
 _TAKEN = (
@@ -88,9 +87,6 @@ class TrainingJobs:
             "UpdateTrainingJob": self._update,
             "ListTrainingJobs": self._list,
             "Search": self._search,
-            "DescribeTrainingPlan": lambda request: describe_plan(
-                request, clock(), self.jobs.all()
-            ),
         }
 
     def create(self, request: Document, *, tuning_arn: str | None = None) -> TrainingJob:
@@ -113,7 +109,6 @@ class TrainingJobs:
         check_create(request)
         self.jobs.check_free(str(request["TrainingJobName"]))
         check_role(request, self._get_trust_policy(str(request["RoleArn"])))
-        check_plans(request)
         self._check_inputs(request)
 
     def _check_inputs(self, request: Document) -> None:
@@ -164,7 +159,8 @@ class TrainingJobs:
         return {"TrainingJobArn": job.arn}
 
     def _list(self, request: Document) -> Document:
-        summaries = [job.summary() for job in self.jobs.all() if _is_wanted(job, request)]
+        wanted = request.get("WarmPoolStatusEquals")
+        summaries = [job.summary() for job in self.jobs.all() if wanted in (None, job.pool_status)]
         page, more = self.jobs.page(summaries, request, "CreationTime Ascending")
         # StatusEquals filters only the jobs of the page. Source: API reference, ListTrainingJobs.
         status = request.get("StatusEquals")
@@ -188,13 +184,6 @@ class TrainingJobs:
         found = [record for record in records if all(_matches(record, each) for each in filters)]
         page, more = page_of(found, request, "TrainingJob", "LastModifiedTime Descending", MAX_PAGE)
         return {"Results": [{"TrainingJob": record} for record in page], **more}
-
-
-def _is_wanted(job: TrainingJob, request: Document) -> bool:
-    if "WarmPoolStatusEquals" in request and job.pool_status != request["WarmPoolStatusEquals"]:
-        return False
-    plan = request.get("TrainingPlanArnEquals")
-    return plan is None or plan in [arn for arn, _, _ in plans_of(job.request)]
 
 
 def _record_of(job: TrainingJob) -> Document:
