@@ -35,7 +35,6 @@ _PACKAGES = (
         "torch",
         "numpy",
         "boto3",
-        "s3torchconnector",
         "safetensors",
         "torchvision",
         "transformers",
