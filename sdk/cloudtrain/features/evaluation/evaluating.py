@@ -241,7 +241,7 @@ def plan_evaluation(
     return spec, dataclasses.replace(previous.code, evaluation=evaluation)
 
 
-def _check_splits(choice: EvaluationChoice, status: Status, *, is_changed: bool) -> None:
+def _check_splits(choice: EvaluationOptions, status: Status, *, is_changed: bool) -> None:
     """Refuse a split that the run's Task does not have.
 
     A run that has succeeded has evaluated each of its splits, but datasets() may have others for another job.
