@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -149,59 +148,24 @@ def repeat(inputs: Any, times: int) -> Any:
     return tree_map(first, inputs)
 
 
-@dataclass(frozen=True)
-class OutputLayout:
-    """Where the samples are in the outputs of a model, which a length alone does not tell.
+def is_divisible(one: Any, two: Any) -> bool:
+    """Return whether a model's outputs have a row for each sample, from what it has returned for one and for two.
 
-    Attributes:
-        structure: Structure of the outputs.
-        axes: By tensor, the axis of the samples, and its length for one sample.
+    A length alone does not say so: it may equal the number of samples by chance.
     """
-
-    structure: Any
-    axes: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of(cls, one: Any, two: Any) -> OutputLayout | None:
-        """Return the layout of a model that has returned this for one and for two samples.
-
-        None if the outputs of several samples cannot be divided for certain: another structure, a part that is no
-        tensor, or a tensor in which not exactly one axis has doubled.
-        """
-        leaves, structure = tree_flatten(one)
-        doubled, other = tree_flatten(two)
-        if structure != other or not leaves:
-            return None
-        axes = []
-        for before, after in zip(leaves, doubled, strict=True):
-            if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
-                return None
-            pairs = list(zip(before.shape, after.shape, strict=False))
-            changed = [axis for axis, (short, long) in enumerate(pairs) if short != long]
-            if before.ndim != after.ndim or len(changed) != 1:
-                return None
-            (axis,) = changed
-            if after.shape[axis] != 2 * before.shape[axis]:
-                return None
-            axes.append((axis, before.shape[axis]))
-        return cls(structure, tuple(axes))
-
-    def split(self, outputs: Any, sizes: Sequence[int]) -> list[Any] | None:
-        """Return the outputs of each request, of outputs with the samples of all; None if they have another layout.
-
-        Args:
-            outputs: What the model has returned for all requests together.
-            sizes: Samples of each request.
-        """
+    shapes = []
+    for samples, outputs in ((1, one), (2, two)):
         leaves, structure = tree_flatten(outputs)
-        if structure != self.structure:
-            return None
-        parts: list[list[Any]] = [[] for _ in sizes]
-        for leaf, (axis, length) in zip(leaves, self.axes, strict=True):
-            is_fitting = isinstance(leaf, torch.Tensor) and leaf.ndim > axis
-            if not is_fitting or leaf.shape[axis] != length * sum(sizes):
-                return None
-            pieces = leaf.split([length * size for size in sizes], dim=axis)
-            for part, piece in zip(parts, pieces, strict=True):
-                part.append(piece)
-        return [tree_unflatten(part, structure) for part in parts]
+        if not all(isinstance(leaf, torch.Tensor) and len(leaf.shape) for leaf in leaves):
+            return False
+        if any(leaf.shape[0] != samples for leaf in leaves):
+            return False
+        shapes.append((structure, [leaf.shape[1:] for leaf in leaves]))
+    return bool(leaves) and shapes[0] == shapes[1]
+
+
+def split(outputs: Any, sizes: Sequence[int]) -> list[Any]:
+    """Return the outputs of each request, of divisible outputs with the samples of all."""
+    leaves, structure = tree_flatten(outputs)
+    pieces = zip(*(leaf.split(list(sizes)) for leaf in leaves), strict=True)
+    return [tree_unflatten(list(each), structure) for each in pieces]

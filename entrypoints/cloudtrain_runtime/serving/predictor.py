@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_map_only
 
 from cloudtrain_runtime.contract import MODEL_FILE
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
-from cloudtrain_runtime.data.predictions import OutputLayout, join, repeat, row_count, signature_of
+from cloudtrain_runtime.data.predictions import (
+    is_divisible,
+    join,
+    repeat,
+    row_count,
+    signature_of,
+    split,
+)
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.serving.model_loading import load_weights
 from cloudtrain_runtime.serving.payloads import RequestError, accepted_type, decode, encode
@@ -45,7 +52,7 @@ class Predictor:
             each.register_forward_pre_hook(_check_indices)
         self._has_own_input = overrides(task, "predict_input")
         self._takes_integers = bool(embeddings) or self._has_own_input
-        self._layouts: dict[tuple[Any, ...], OutputLayout | None] = {}
+        self._is_divisible: dict[tuple[Any, ...], bool] = {}
 
     @classmethod
     def from_folder(cls, folder: Path, config: ServingConfig) -> Predictor:
@@ -88,8 +95,8 @@ class Predictor:
     def predict(self, inputs: Sequence[Any], max_batch: int) -> list[Any]:
         """Return the outputs of several requests, or for each that fails a RequestError.
 
-        Requests whose inputs have equal shapes and types go through the model together, if its outputs for one and
-        for two samples show where the samples are. Otherwise each goes through the model alone.
+        Requests whose inputs have equal shapes and types go through the model together, if its outputs have a row for
+        each sample. Otherwise each goes through the model alone.
         """
         results: list[Any] = [None] * len(inputs)
         groups: dict[tuple[Any, ...], list[int]] = {}
@@ -107,29 +114,30 @@ class Predictor:
         try:
             if len(inputs) == 1:
                 return [self._call(inputs[0])]
-            if (results := self._run_together(inputs)) is not None:
-                return results
+            results = self._run_together(inputs)
         except torch.OutOfMemoryError:
             return [
                 RequestError(503, "the model's device has not enough memory for these inputs")
             ] * len(inputs)
         except _REFUSALS as error:
-            if len(inputs) > 1:  # one request must not fail because of another
-                return [result for each in inputs for result in self._run_group([each])]
-            traceback.print_exc(file=sys.stderr)
-            return [RequestError(400, f"the model does not take these inputs: {_text(error)}")]
+            if len(inputs) == 1:
+                traceback.print_exc(file=sys.stderr)
+                return [RequestError(400, f"the model does not take these inputs: {_text(error)}")]
+            # One request must not fail because of another.
+            results = None
+        if results is not None:
+            return results
         return [result for each in inputs for result in self._run_group([each])]
 
     def _run_together(self, inputs: Sequence[Any]) -> list[Any] | None:
         """Return the outputs of several requests from one call; None if they cannot be told apart for certain."""
         signature = signature_of(inputs[0])
-        if signature not in self._layouts:
+        if signature not in self._is_divisible:
             one, two = (self._call(repeat(inputs[0], times)) for times in (1, 2))
-            self._layouts[signature] = OutputLayout.of(one, two)
-        layout = self._layouts[signature]
-        if layout is None:
+            self._is_divisible[signature] = is_divisible(one, two)
+        if not self._is_divisible[signature]:
             return None
-        return layout.split(self._call(join(inputs)), [row_count(each) for each in inputs])
+        return split(self._call(join(inputs)), [row_count(each) for each in inputs])
 
     def _call(self, inputs: Any) -> Any:
         with torch.inference_mode():
