@@ -142,10 +142,10 @@ def test_find_selects_by_step_and_run(uri: str) -> None:
     ):
         found.find(700)
     with pytest.raises(
-        CheckpointError, match=r"step 100 of other-\S+ at .*that of demo-\S+ is another's"
+        CheckpointError, match=r"step 100 of other-\S+ at .*; there are those of demo-\S+;"
     ):
         found.find(100, "other-261120-101500-1a2b3c")
-    with pytest.raises(CheckpointError, match=r"of new at .*; those there are of demo-\S+, other-"):
+    with pytest.raises(CheckpointError, match=r"of new at .*; there are those of demo-\S+, other-"):
         found.find(run="new")
 
 

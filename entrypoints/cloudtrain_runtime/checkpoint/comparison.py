@@ -32,38 +32,28 @@ def compare(
     """
     entries, state = left
     others, other_state = right
+    names = sorted(entries.keys() | others.keys())
+    found = {name: _distance(entries.get(name), others.get(name)) for name in names}
+    changed = {name: distance for name, distance in found.items() if distance is not None}
     # A script that seeds no generator of Python or NumPy has other ones in each run.
-    drawn = [
-        {name: each for name, each in found.items() if name.startswith(_RANDOM)}
-        for found in (entries, others)
-    ]
-    random = sum(
-        not _is_equal(drawn[0].get(name), drawn[1].get(name)) for name in {**drawn[0], **drawn[1]}
-    )
-    entries, others = (
-        {name: each for name, each in found.items() if not name.startswith(_RANDOM)}
-        for found in (entries, others)
-    )
-    common = sorted(entries.keys() & others.keys())
-    missing = sorted(entries.keys() ^ others.keys())
-    found = {name: _distance(entries[name], others[name]) for name in common}
-    different = [name for name, distance in found.items() if distance is not None]
-    distances = [distance for distance in found.values() if distance is not None]
-    changed = [
-        name
-        for name in sorted(state.keys() | other_state.keys())
-        if state.get(name) != other_state.get(name)
-    ]
-    largest, relative = (max((each[part] for each in distances), default=0.0) for part in (0, 1))
+    random = [name for name in changed if name.startswith(_RANDOM)]
+    for name in random:
+        del changed[name]
+    missing = [name for name in changed if name not in entries or name not in others]
+    different = [name for name in changed if name not in missing]
     return {
-        "entries": len(entries.keys() | others.keys()),
+        "entries": sum(not name.startswith(_RANDOM) for name in names),
         "different": len(different),
         "missing": len(missing),
         "names": [*missing, *different][:_NAMES],
-        "largest": largest,
-        "relative": relative,
-        "random": random,
-        "state": changed,
+        "largest": max((changed[name][0] for name in different), default=0.0),
+        "relative": max((changed[name][1] for name in different), default=0.0),
+        "random": len(random),
+        "state": [
+            name
+            for name in sorted(state.keys() | other_state.keys())
+            if state.get(name) != other_state.get(name)
+        ],
     }
 
 
@@ -78,18 +68,15 @@ def _distance(left: Any, right: Any) -> tuple[float, float] | None:
         return None if _is_equal(left, right) else _INFINITE
     if left.shape != right.shape or left.dtype != right.dtype:
         return _INFINITE
-    if left.numel() == 0 or torch.equal(left, right):
+    bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
+    if torch.equal(*bits):
         return None
     first, second = (
         each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (left, right)
     )
     difference = (first - second).abs()
     if not bool(torch.isfinite(difference).all()):
-        is_same_place = torch.equal(torch.isfinite(first), torch.isfinite(second))
-        rest = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
-        same_values = is_same_place and torch.equal(first.nan_to_num(), second.nan_to_num())
-        is_same = same_values and not bool(rest.any())
-        return None if is_same else _INFINITE
+        return _INFINITE
     # A reference of zeros has the norm 0.
     reference = max(float(first.abs().norm()), 1e-300)
     return float(difference.max()), float(difference.norm() / reference)

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -89,21 +89,26 @@ class Inspection:
         raise CheckpointError(self._why_none(step, run, own))
 
     def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointRecord]) -> str:
-        asked = step
-        if asked is None and self._only:
+        if step is None and self._only:
             # The uri names one checkpoint, and so its step.
-            asked = step_of_folder_name(self._only)
-        there = [entry for entry in self._all if entry.is_complete]
-        mine = [entry for entry in there if run in ("", entry.run)]
-        foreign = [entry for entry in there if entry not in mine]
+            step = step_of_folder_name(self._only)
+        complete = [entry for entry in self._all if entry.is_complete]
+        mine = [entry for entry in complete if run in ("", entry.run)]
+        found = next((entry for entry in own if step in (None, entry.step)), None)
+        # Another run may have saved this step in the same folder, so the number alone would mislead.
+        others = {
+            str(entry.run) for entry in complete if entry not in mine and step in (None, entry.step)
+        }
+        what = "" if step is None else f" of step {step}"
         whose = f" of {run}" if run else ""
-        where = f"{whose} at {self.storage.uri}"
-        if asked is None:
-            why = _why_no_step(own, foreign)
-            return f"there is no complete checkpoint{where}{why}"
-        why = _why_not_step(asked, own, foreign)
-        near = _nearest_complete(asked, mine)
-        return f"there is no complete checkpoint of step {asked}{where}{why}{near}"
+        why = f"there is no complete checkpoint{what}{whose} at {self.storage.uri}"
+        if found is not None:
+            why += f"; {found.name} is {found.state}: {found.why}"
+        elif others:
+            why += f"; there are those of {', '.join(sorted(others))}"
+        if step is not None:
+            why += _nearest_complete(step, mine)
+        return why
 
     def verify(self, emit: Emit, step: int | None = None) -> tuple[CheckpointRecord, ...]:
         """Compare every block of the checkpoints with the manifest, and parse what a load parses. Nothing is changed.
@@ -121,50 +126,44 @@ class Inspection:
         asked = [entry for entry in self.entries if step in (None, entry.step)]
         if all(entry.state == UNFINISHED for entry in asked):
             self.find(step)
-        files = [
-            (entry, file)
-            for entry in asked
-            if entry.is_complete
-            for file in sorted(entry.content.files)
-        ]
-        sizes = [entry.content.files[file].bytes for entry, file in files]
+        files = {
+            entry.name: sorted(entry.content.files) if entry.is_complete else [] for entry in asked
+        }
+        total = sum(entry.content.total_bytes for entry in asked if entry.is_complete)
         done = 0
+        verified = []
         with ThreadPoolExecutor(_READERS) as pool:
-            largest_first = sorted(range(len(files)), key=lambda index: -sizes[index])
-            work = {pool.submit(self._find_damage, *files[index]): index for index in largest_first}
-            for future in as_completed(work):
-                done += sizes[work[future]]
-                emit({"event": "progress", "done": done, "total": sum(sizes)})
-        of_entry: dict[str, list[Future[list[str]]]] = {}
-        for future, index in sorted(work.items(), key=lambda item: item[1]):
-            of_entry.setdefault(files[index][0].name, []).append(future)
-        verified = (self._verified(entry, of_entry.get(entry.name, [])) for entry in asked)
-        return tuple(entry for entry in verified if entry is not None)
+            work = {
+                entry.name: [
+                    pool.submit(self._find_damage, entry, file) for file in files[entry.name]
+                ]
+                for entry in asked
+            }
+            for entry in asked:
+                damage: list[str] = []
+                try:
+                    for file, future in zip(files[entry.name], work[entry.name], strict=True):
+                        damage += future.result()
+                        done += entry.content.files[file].bytes
+                        emit({"event": "progress", "done": done, "total": total})
+                except OSError:
+                    if not self._is_deleted(entry):
+                        raise
+                    continue
+                if not damage:
+                    verified.append(self._parsed(entry) if entry.is_complete else entry)
+                elif not self._is_deleted(entry):
+                    verified.append(replace(entry, state=DAMAGED, why="; ".join(damage)))
+        return tuple(verified)
 
     def _find_damage(self, entry: CheckpointRecord, file: str) -> list[str]:
         content = entry.content
         stored = {file: content.files[file]}
         return list(find_damage(self.storage, entry.name, stored, content.block_bytes))
 
-    def _verified(
-        self, entry: CheckpointRecord, work: Sequence[Future[list[str]]]
-    ) -> CheckpointRecord | None:
-        failed: list[BaseException] = []
-        found: list[str] = []
-        for future in work:
-            error = future.exception()
-            if error is not None:
-                failed.append(error)
-            else:
-                found += future.result()
-        if (failed or found) and self.storage.read(entry.name, MANIFEST_FILE) is None:
-            # It was deleted while it was read.
-            return None
-        if failed:
-            raise failed[0]
-        if found:
-            return replace(entry, state=DAMAGED, why="; ".join(found))
-        return self._parsed(entry) if entry.is_complete else entry
+    def _is_deleted(self, entry: CheckpointRecord) -> bool:
+        """Return whether a checkpoint was deleted while it was read."""
+        return self.storage.read(entry.name, MANIFEST_FILE) is None
 
     def _parsed(self, entry: CheckpointRecord) -> CheckpointRecord:
         """Return an entry with intact bytes, with its state after parsing what a load parses."""
@@ -280,27 +279,6 @@ def _with_best(found: tuple[CheckpointRecord, ...]) -> tuple[CheckpointRecord, .
     return tuple(replace(entry, best=best.get(entry.run) is entry) for entry in found)
 
 
-def _why_no_step(own: Sequence[CheckpointRecord], foreign: Sequence[CheckpointRecord]) -> str:
-    if foreign:
-        return f"; those there are of {_runs_of(foreign)}"
-    if own:
-        return f"; {_describe(own[0])}"
-    return ""
-
-
-def _why_not_step(
-    step: int, own: Sequence[CheckpointRecord], foreign: Sequence[CheckpointRecord]
-) -> str:
-    of_step = [entry for entry in own if entry.step == step]
-    if of_step:
-        return f"; {_describe(of_step[0])}"
-    others = [entry for entry in foreign if entry.step == step]
-    if others:
-        # Another run has saved this step in the same folder, so the number alone would mislead.
-        return f"; that of {_runs_of(others)} is another's"
-    return ""
-
-
 def _nearest_complete(step: int, complete: Sequence[CheckpointRecord]) -> str:
     steps = sorted({entry.step for entry in complete} - {step})
     at = bisect.bisect(steps, step)
@@ -308,14 +286,6 @@ def _nearest_complete(step: int, complete: Sequence[CheckpointRecord]) -> str:
     if not nearest:
         return "; none is complete"
     return f"; the nearest complete: {' and '.join(map(str, nearest))}"
-
-
-def _runs_of(entries: Sequence[CheckpointRecord]) -> str:
-    return ", ".join(sorted({str(entry.run) for entry in entries}))
-
-
-def _describe(entry: CheckpointRecord) -> str:
-    return f"{entry.name} is {entry.state}: {entry.why}"
 
 
 def _of_part(state: Mapping[str, Any], part: str) -> dict[str, Any]:
