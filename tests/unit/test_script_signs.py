@@ -10,7 +10,7 @@ import pytest
 from support.jobs import EXAMPLES, Cli
 
 from cloudtrain.job.static_analysis.conventions import read_conventions
-from cloudtrain.job.static_analysis.rank_variables import find_overwritten
+from cloudtrain.job.static_analysis.environment import find_own_rank
 from cloudtrain.job.static_analysis.signs import (
     find_launcher,
     joins_ranks,
@@ -115,7 +115,8 @@ def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("import os\nos.environ['RANK'] = os.environ['SLURM_PROCID']\n", (2, "RANK")),
+        ("import os\nos.environ['RANK'] = os.environ['SLURM_PROCID']\n", None),
+        ("import os\nos.environ['RANK'] = os.environ['MY_RANK']\n", (2, "RANK")),
         ("import os\nos.environ.update({'WORLD_SIZE': '8'})\n", (2, "WORLD_SIZE")),
         ("from os import environ\nenviron['LOCAL_RANK'] = '0'\n", (2, "LOCAL_RANK")),
         ("import os\nos.environ['RANK'] = os.environ.get('RANK', '0')\n", None),
@@ -171,7 +172,8 @@ def test_a_script_that_starts_a_launcher(text: str, line: int | None) -> None:
     ],
 )
 def test_a_script_that_sets_its_own_rank(text: str, expected: tuple[int, str] | None) -> None:
-    assert find_overwritten(module_of(text)) == expected
+    found = find_own_rank(module_of(text))
+    assert (found and (found.line, found.name)) == expected
 
 
 def test_literal_paths_below_opt_ml() -> None:
@@ -226,45 +228,7 @@ def test_ranks_may_join_in_a_package(
     assert (ALONE in _warnings(cli, path)) is expected
 
 
-RPC = "import os\nimport torch.distributed.rpc as rpc\n"
-
-
-def test_a_parameter_server_gets_its_role_from_rank(cli: Cli, job: Callable[..., Path]) -> None:
-    path = job(
-        JOB.replace("PROCESSES", "auto"), train_py=f"{RPC}rpc.init_rpc('x', rank=args.rank)\n"
-    )
-    (found,) = [line for line in _warnings(cli, path).splitlines() if "rpc" in line]
-    assert found.startswith(
-        "train.py:3 gives torch.distributed.rpc a rank, and the code never reads"
-    )
-    path.with_name("train.py").write_text(f"{RPC}rpc.init_rpc('x', rank=int(os.environ['RANK']))\n")
-    planned = cli("plan", path, "--json").json
-    assert "rpc" not in "".join(planned["warnings"])
-    (note,) = [text for text in planned["decisions"] if "rpc" in text]
-    assert note.startswith("train.py:3 joins the ranks by torch.distributed.rpc")
-
-
-HOSTS = "names such as algo-1"
 SPAWN = "import os, json\nimport torch.multiprocessing as mp\nmp.spawn(print, nprocs=4)\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("", None),
-        ("rank = json.loads(os.environ['SM_HOSTS']).index(os.environ['SM_CURRENT_HOST'])\n", None),
-        ("os.environ['MASTER_ADDR'] = '127.0.0.1'\n", None),
-        ("os.environ['MASTER_ADDR'] = json.loads(os.environ['SM_HOSTS'])[0]\n", "train.py:4"),
-        ("os.environ['MASTER_ADDR'] = 'algo-1'\n", "train.py:4"),
-        ("import a\na.init(init_method='tcp://' + 'algo-1:29500')\n", "train.py:5"),
-    ],
-)
-def test_host_names_that_the_code_uses(
-    cli: Cli, job: Callable[..., Path], text: str, place: str | None
-) -> None:
-    path = job(JOB.replace("PROCESSES", "1"), train_py=SPAWN + text)
-    found = [each for each in _warnings(cli, path, "--local").splitlines() if HOSTS in each]
-    assert [each.partition(": ")[0] for each in found] == ([place] if place else [])
 
 
 HYDRA = (
@@ -448,7 +412,6 @@ def test_a_command_may_use_all_gpus(cli: Cli, job: Callable[..., Path]) -> None:
     [
         # It starts itself again where no launcher has started it.
         "import os\nfrom torch.distributed.run import main\nif 'RANK' not in os.environ:\n    main(['a.py'])\n",
-        "from torch.distributed.run import main\ndef relaunch():\n    main(['a.py'])\n",
         "from torch.distributed.run import get_args_parser\nget_args_parser()\n",
         "from helper import main\nmain()\n",
     ],

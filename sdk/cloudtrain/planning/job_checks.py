@@ -265,7 +265,6 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
             f"{spec.cluster.preferred_instances} instances cannot meet: remove the line. cloudtrain sets MASTER_ADDR and "
             "MASTER_PORT, those of the first host"
         )
-    yield from _describe_rpc(conventions)
     is_alone = processes == 1 and spec.cluster.preferred_instances == 1
     if not conventions.joins and not conventions.starts_ranks and not is_alone:
         yield warning(
@@ -349,20 +348,6 @@ def _is_required(imported: str, requirements: Requirements) -> bool:
     """Return whether the requirements name the package of an import, which is given as `file:line imports module`."""
     names = {each.name for each in requirements.lines}
     return not names.isdisjoint(catalog.packages_of(imported.rpartition(" ")[2]))
-
-
-def _describe_rpc(conventions: ScriptConventions) -> Iterator[Diagnostic]:
-    """Describe how a program with roles, such as a parameter server, gets them; warn where all ranks have one."""
-    if conventions.rpc_rank is not None:
-        yield warning(
-            f"{conventions.rpc_rank} gives torch.distributed.rpc a rank, and the code never reads RANK: cloudtrain starts "
-            "the same program as every rank, so that roles such as a parameter server must follow from RANK and WORLD_SIZE"
-        )
-    elif conventions.rpc is not None:
-        yield decision(
-            f"{conventions.rpc} joins the ranks by torch.distributed.rpc: all ranks start the same program, with RANK and "
-            "WORLD_SIZE, from which it chooses roles such as a parameter server"
-        )
 
 
 def _extends_path(spec: JobSpec, requirements: Requirements) -> bool:

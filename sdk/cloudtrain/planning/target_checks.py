@@ -66,16 +66,6 @@ def check_local(
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
     yield from _describe_ml_root(conventions, machine)
     yield from _warn_of_own_data(spec, machine)
-    if (
-        conventions.spawn is not None
-        and conventions.names_hosts is not None
-        and spec.code.task is None
-        and spec.cluster.preferred_instances > 1
-    ):
-        yield warning(
-            f"{conventions.names_hosts}: names such as algo-1 do not resolve in a local run; use the first host's address "
-            "in MASTER_ADDR, which is set here and on SageMaker"
-        )
     if spec.cluster.queue is not None:
         yield warning("cluster.queue has no effect on a local run")
     if spec.output.uri is not None:

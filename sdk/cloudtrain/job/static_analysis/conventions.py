@@ -15,12 +15,11 @@ from cloudtrain.job.static_analysis.argument_kinds import (
 )
 from cloudtrain.job.static_analysis.collectives import find_gather
 from cloudtrain.job.static_analysis.config_files import contains, hydra_files
-from cloudtrain.job.static_analysis.environment import sets_other_address
+from cloudtrain.job.static_analysis.environment import find_own_rank, sets_other_address
 from cloudtrain.job.static_analysis.fresh_starts import find_fresh_start
 from cloudtrain.job.static_analysis.job_code import JobCode
 from cloudtrain.job.static_analysis.module_search import find_src_import, read_modules
 from cloudtrain.job.static_analysis.opened_files import opened_files
-from cloudtrain.job.static_analysis.rank_variables import find_overwritten
 from cloudtrain.job.static_analysis.syntax import Module
 
 
@@ -54,9 +53,6 @@ class ScriptConventions:
         namesakes: Modules of packages that it imports and that a folder of the code has, too, each with the folder,
             which is not on the import path.
         start_faults: Where it certainly fails at its start, each with what to write.
-        names_hosts: Place where it makes an address from the names of hosts (`file:line`), or None.
-        rpc: Place where it joins the ranks by torch.distributed.rpc (`file:line`), or None.
-        rpc_rank: Place where it gives RPC a rank that is not from the launcher (`file:line`), or None.
         splits_batches: Whether one process may use several GPUs, by torch.nn.DataParallel.
         expands_variables: Whether it has a sign of replacing variables such as `$NAME` in text itself.
         own_address: Place where it certainly sets MASTER_ADDR to its own host (`file:line`), and nothing else sets or
@@ -84,9 +80,6 @@ class ScriptConventions:
     path_imports: tuple[tuple[str, str], ...] = ()
     namesakes: tuple[tuple[str, str], ...] = ()
     start_faults: tuple[str, ...] = ()
-    names_hosts: str | None = None
-    rpc: str | None = None
-    rpc_rank: str | None = None
     splits_batches: bool = False
     expands_variables: bool = False
     own_address: str | None = None
@@ -147,7 +140,7 @@ def _read_script(
     code = JobCode(directory, path, modules, includes, search)
     started = code.trace(module or "")
     spawn = _first(modules, signs.find_spawn)
-    launcher = _first(modules, signs.find_launcher) or code.first_launcher(started)
+    launcher = _first(modules, signs.find_launcher)
     saves_by_runtime = any(map(signs.uses_checkpoints, modules))
     return ScriptConventions(
         local_rank=next(filter(None, map(signs.local_rank_option, modules)), None),
@@ -171,9 +164,6 @@ def _read_script(
         path_imports=tuple(code.path_imports(started)),
         namesakes=code.namesakes(started),
         start_faults=tuple(code.start_faults(started, script, module)),
-        names_hosts=_first(modules, signs.find_host_names),
-        rpc=_first(modules, signs.find_rpc),
-        rpc_rank=_first_rpc_rank(modules),
         splits_batches=any(map(signs.splits_batches, modules)),
         expands_variables=any(map(signs.expands_variables, modules)),
         own_address=(
@@ -214,17 +204,10 @@ def _first(modules: list[Module], find: Callable[[Module], int | None]) -> str |
 
 def _first_own_rank(modules: list[Module]) -> str | None:
     for module in modules:
-        found = find_overwritten(module)
+        found = find_own_rank(module)
         if found is not None:
-            line, name = found
-            return f"{module.place(line)} sets {name}"
+            return f"{module.place(found.line)} sets {found.name}"
     return None
-
-
-def _first_rpc_rank(modules: list[Module]) -> str | None:
-    if any(map(signs.names_launcher_rank, modules)):
-        return None
-    return _first(modules, signs.find_rpc_rank)
 
 
 def _may_join(modules: list[Module], directory: Path, includes: Mapping[str, Path]) -> bool:

@@ -1,15 +1,24 @@
-"""Environment variables that statements set, and whether that is the address of the first rank."""
+"""Variables of ranks that a script sets itself: torchrun's, and the address of the first rank."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cloudtrain.job.static_analysis.syntax import Module, written
+from cloudtrain.job.static_analysis.syntax import Module, last_name, written
 
 _ADDRESS = "MASTER_ADDR"
 _THIS_HOST = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 (nothing listens)
+_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_RANK_CALLS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_node_local_rank"})
+_OTHER_WAY = re.compile(
+    r"(?i)slurm|(?<![a-z])mpi|openmpi|ompi_|pmi_|pmix|lsf|lsb_|pbs|jsm_|mv2_|sge_"
+    r"|azureml|az_batch|kubernetes|k8s|launcher|notebook|colab|standalone|single|debug"
+    r"|(?-i:(?<![A-Za-z])ray(?![a-z])|(?<![A-Z])Ray(?![a-z]))"
+)
+"""Parts of names and texts by which code chooses another way to start ranks than torchrun."""
 
 
 class Setting(NamedTuple):
@@ -36,22 +45,49 @@ def settings_of(node: ast.AST) -> Iterator[Setting]:
             yield from _settings_of_mapping(mapping, node.lineno)
 
 
+def find_own_rank(module: Module) -> Setting | None:
+    """Return the first of torchrun's variables that a module sets; None if it may know how its ranks were started.
+
+    It may where it also reads such a variable, or names another way to start ranks, such as Slurm.
+    """
+    settings = [each for each in _all_settings(module) if each.name in _RANK_VARIABLES]
+    if not settings:
+        return None
+    # Each setting names its variable once. A further time it is read, or set by `setdefault`.
+    named = sum(text in _RANK_VARIABLES for _, text in module.texts)
+    named += sum(each.arg in _RANK_VARIABLES for each in module.keywords)
+    if named > len(settings) or any(map(_is_of_torchrun, settings)):
+        return None
+    defined = (getattr(node, "name", None) for node in module.nodes)
+    words = [*module.name_parts, *(text for _, text in module.texts), *filter(None, defined)]
+    if any(map(_OTHER_WAY.search, words)):
+        return None
+    return min(settings, key=lambda each: each.line)
+
+
+def _is_of_torchrun(setting: Setting) -> bool:
+    return any(last_name(each) in _RANK_CALLS for each in ast.walk(setting.value))
+
+
+def _all_settings(module: Module) -> Iterator[Setting]:
+    for node in (*module.of(ast.Assign), *module.calls):
+        yield from settings_of(node)
+
+
 def own_address_lines(node: ast.AST) -> Iterator[int]:
     """Yield the lines of a statement that set MASTER_ADDR to this host, written out."""
-    return (each.line for each in _addresses(node) if _is_this_host(each))
+    return (
+        each.line for each in settings_of(node) if each.name == _ADDRESS and _is_this_host(each)
+    )
 
 
 def sets_other_address(module: Module) -> bool:
     """Return whether a module sets MASTER_ADDR to another value, or lets the ranks meet by `init_method` or a store."""
-    for node in (*module.of(ast.Assign), *module.calls):
-        if not all(map(_is_this_host, _addresses(node))):
-            return True
+    addresses = (each for each in _all_settings(module) if each.name == _ADDRESS)
+    if not all(map(_is_this_host, addresses)):
+        return True
     meetings = [each.value for each in module.keywords if each.arg in ("init_method", "store")]
     return not all(map(_is_environment_method, meetings))
-
-
-def _addresses(node: ast.AST) -> Iterator[Setting]:
-    return (each for each in settings_of(node) if each.name == _ADDRESS)
 
 
 def _is_this_host(setting: Setting) -> bool:

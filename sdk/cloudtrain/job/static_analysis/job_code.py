@@ -96,10 +96,6 @@ class JobCode:
         """Return the place of the first import of a computed name, or None."""
         return next((self.place(*each) for each in started.computed), None)
 
-    def first_launcher(self, started: StartedCode) -> str | None:
-        """Return the place of the first call that starts the ranks of this host, or None."""
-        return next((self.place(*each) for each in started.launchers), None)
-
     def first_own_address(self, started: StartedCode) -> str | None:
         """Return the place that sets MASTER_ADDR to this host, or None."""
         return next((self.place(*each) for each in started.own_address), None)

@@ -8,7 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cloudtrain import catalog
-from cloudtrain.job.rank_starters import RAY_TRAINING, SPAWNING_FUNCTIONS, is_starting_text
+from cloudtrain.job.rank_starters import (
+    LAUNCHING_FUNCTIONS,
+    RAY_TRAINING,
+    SPAWNING_FUNCTIONS,
+    is_starting_text,
+)
 from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import is_below
 from cloudtrain.job.static_analysis.syntax import Module
@@ -58,15 +63,6 @@ _LOCAL_RANK = ("--local_rank", "--local-rank")
 """The option that `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
 _DEFINING = ("add_argument", "add_option", "option")
 """Calls that define an option: argparse, optparse, click."""
-_HOST_NAMES = re.compile(
-    r"^algo-\d|^SM_(?:HOSTS|CURRENT_HOST|RESOURCE_CONFIG)$|resourceconfig\.json$"
-)
-_ADDRESS = re.compile(r"^MASTER_ADDR$|^tcp://")
-_ROLES = re.compile(
-    r"^(?:RANK|SM_HOSTS|SM_CURRENT_HOST|GROUP_RANK|NODE_RANK|SLURM_PROCID|LOCAL_RANK)$"
-)
-"""Variables by which a launcher says which rank this is."""
-_RPC = frozenset({"torch.distributed.rpc.init_rpc", "torch.distributed.rpc.api.init_rpc"})
 _EXPANDING = frozenset({"expandvars", "Template", "EnvYAML"})
 
 
@@ -127,13 +123,15 @@ def find_spawn(module: Module) -> int | None:
 
 
 def find_launcher(module: Module) -> int | None:
-    """Return the line that starts ranks: a command such as torchrun in a module that starts processes, or Ray."""
-    for name, call in module.named_calls:
-        if RAY_TRAINING.fullmatch(name):
-            return call.lineno
-    if not any(map(_STARTING.match, module.names)):
-        return None
-    return next(_without_other_starts(module, _command_lines(module)), None)
+    """Return the line that starts ranks: a call, or a command such as torchrun in a module that starts processes."""
+    lines = [
+        call.lineno
+        for name, call in module.named_calls
+        if name in LAUNCHING_FUNCTIONS or RAY_TRAINING.fullmatch(name)
+    ]
+    if any(map(_STARTING.match, module.names)):
+        lines += _command_lines(module)
+    return next(_without_other_starts(module, lines), None)
 
 
 def local_rank_option(module: Module) -> str | None:
@@ -143,33 +141,6 @@ def local_rank_option(module: Module) -> str | None:
             for argument in call.args:
                 if isinstance(argument, ast.Constant) and argument.value in _LOCAL_RANK:
                     return str(argument.value)
-    return None
-
-
-def names_launcher_rank(module: Module) -> bool:
-    """Return whether a module names a variable or option by which a launcher says which rank this is."""
-    if any(_ROLES.search(text) for _, text in module.texts):
-        return True
-    return local_rank_option(module) is not None
-
-
-def find_host_names(module: Module) -> int | None:
-    """Return the line in which a module names hosts of SageMaker, if it also sets the address of the first rank."""
-    if not any(_ADDRESS.search(text) for _, text in module.texts):
-        return None
-    return next((line for line, text in module.texts if _HOST_NAMES.search(text)), None)
-
-
-def find_rpc(module: Module) -> int | None:
-    """Return the line in which a module joins the ranks by torch.distributed.rpc, or None."""
-    return next((call.lineno for name, call in module.named_calls if name in _RPC), None)
-
-
-def find_rpc_rank(module: Module) -> int | None:
-    """Return the line in which a module joins RPC with a rank of its own, or None."""
-    for name, call in module.named_calls:
-        if name in _RPC and any(each.arg == "rank" for each in call.keywords):
-            return call.lineno
     return None
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudtrain.job.rank_starters import LAUNCHING_FUNCTIONS
 from cloudtrain.job.static_analysis.certain_code import (
     certain_pieces,
     definitions,
@@ -105,7 +104,6 @@ class StartedCode:
         computed: File and line of each import of a name that is computed.
         notebook: File and line of each call of `get_ipython`, which only notebooks have.
         own_address: File and line of each statement that sets MASTER_ADDR to this host.
-        launchers: File and line of each call that starts the ranks of this host.
     """
 
     imports: list[Import] = field(default_factory=list)
@@ -113,7 +111,6 @@ class StartedCode:
     computed: list[tuple[Path, int]] = field(default_factory=list)
     notebook: list[tuple[Path, int]] = field(default_factory=list)
     own_address: list[tuple[Path, int]] = field(default_factory=list)
-    launchers: list[tuple[Path, int]] = field(default_factory=list)
 
 
 def trace_start(
@@ -296,8 +293,6 @@ class _Tracer:
                 self._import_called(module, node)
             if called == "get_ipython" and not _binds(module.syntax, "get_ipython"):
                 self.found.notebook.append((module.path, node.lineno))
-            if called in LAUNCHING_FUNCTIONS:
-                self.found.launchers.append((module.path, node.lineno))
             self._call(module, called)
             keywords = [each.value for each in node.keywords if each.arg in _CALLED_BY]
             for argument in (*node.args, *keywords):
