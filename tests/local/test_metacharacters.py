@@ -242,8 +242,6 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
         ],
         "shell_scripts.py": [
             '_SHELLS = ("bash", "sh", "dash", "zsh")',
-            'shell = "sh" if first.startswith("#!/bin/sh") and each == own_shebang else "bash"',
-            'start = "start it with bash, and " if PurePosixPath(shell).name in ("sh", "dash") else ""',
         ],
         # Names of audit events.
         "written_files.py": [

@@ -79,7 +79,7 @@ def test_a_command_without_a_file_is_read(tmp_path: Path) -> None:
     (found,) = find_hidden_failures(("bash", "-c", "python train.py | tee log"), tmp_path)
     assert found.startswith(f"code.command: {PIPE} tee")
     (found,) = find_hidden_failures(("sh", "-c", "python train.py | tee log"), tmp_path)
-    assert "start it with bash, and write set -o pipefail" in found
+    assert "write set -o pipefail above it" in found
     assert find_hidden_failures(("bash", "-eo", "pipefail", "-c", "python a | cat"), tmp_path) == ()
 
 

@@ -4,77 +4,72 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
 
 _MAX_BYTES = 200_000
 _MOST_SCRIPTS = 20
 _SHELLS = ("bash", "sh", "dash", "zsh")
-_OPERATORS = ("||", "&&", "|&", ";;", "|", ";", "&")
-_CONTINUED = ("||", "&&", "|&", "|")
-"""Operators after which a command may be on the next line."""
-_TOKEN = re.compile(
+_NO_SYNTAX = re.compile(
     r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|`[^`]*`"""  # what is quoted
-    r"""|\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\$\(|\$\{[^}]*\}"""  # what is replaced by other text
+    r"""|\$\([^()]*(?:\([^()]*\)[^()]*)*\)|\$\{[^}]*\}"""  # what is replaced by other text
     r"""|(?<!\S)\#[^\n]*"""  # a comment
-    r"""|[<>]&\S*|&>>?|>\|"""  # redirections, such as 2>&1
-    r"""|\|\||&&|\|&|;;|[|;&]"""
-    r"""|[^\\'"`$|;&<>#\s]+|\s+|.""",
+    r"""|<<-?\s*(['"]?)(?P<end>\w+)\1.*?\n\s*(?P=end)(?=\n|$)"""  # a document
+    r"""|[<>]&\S*|&>>?|>\|""",  # redirections, such as 2>&1
     re.DOTALL,
 )
-_INCOMPLETE = ("'", '"', "`", "$(", "\\")
-"""Tokens of a text whose quotes or brackets are closed on a later line, or that ends with a backslash."""
+"""Parts of a script in which newlines and operators have no meaning of their own."""
+_CONTINUED = re.compile(r"(?:\|\||&&|\|&|\|)[ \t]*\n")
+_OPERATOR = re.compile(r"(\|\||&&|\|&|;;|[|;&])")
+_PIPES = ("|", "|&")
 _WRAPPERS = r"(?:(?:exec|time|nohup|env|nice|srun|stdbuf\s+\S+)\s+)*"
 _PROGRAM = re.compile(
     rf"(?:\w+=\S*\s+)*{_WRAPPERS}(?:\w+=\S*\s+)*\"?(?:\S*/)?"
     rf"(?P<name>python[\d.]*|{'|'.join(TRAINING_PROGRAMS)}|\$\{{?PYTHON\}}?)\"?(?=\s|$)(?P<rest>.*)",
-    re.DOTALL,
 )
 _INQUIRY = re.compile(r"\s+(?:-V|--version|--help|-c|-m\s+(?:pip|torch\.utils\.collect_env)|env)\b")
 """A program that trains nothing: it prints a version, or installs packages."""
-_SET = re.compile(r"set\s+(?P<options>[-+].*)")
+_ERREXIT = re.compile(r"(?<!\S)([-+])(?:[a-zA-Z]*e[a-zA-Z]*|o\s+errexit)(?!\S)")
+_PIPEFAIL = re.compile(r"(?<!\S)([-+])[a-zA-Z]*o\s+pipefail\b")
+_TRAP = re.compile(r"(?m)^\s*trap\s.*\bERR\b")
 _STRUCTURE = re.compile(r"(?:fi|done|esac|else|then|do|\}|\)|;;)\s*;?")
-_CONDITION = re.compile(r"(?:if|elif|while|until|!)\s")
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<word>\w+)\1")
+_HANDLING = re.compile(r"(?:if|elif|while|until|!|exec)\s")
+_INNER_SCRIPT = re.compile(r"(?m)^\s*(?:(?:ba)?sh\s+|\./)(\S+\.sh)\b")
+
+_CONTINUES = (
+    "the script continues where this program fails, and ends with the exit code of its last command, so a failed "
+    "training may be SUCCEEDED; write set -e at the beginning"
+)
+_WAIT = (
+    "wait without a process id returns 0, so a program that fails in the background would be SUCCEEDED; "
+    "wait for each id, such as wait $!"
+)
 
 
-@dataclass(frozen=True)
-class _Statement:
-    """A line of a script, joined with those that continue it.
-
-    Attributes:
-        line: Number of its first line.
-        text: Its text without comments.
-        commands: Its commands, each with the operator behind it.
-    """
+class _Statement(NamedTuple):
+    """A line of a script, joined with those that continue it: its number, and its commands with what is behind each."""
 
     line: int
     text: str
-    commands: tuple[tuple[str, str], ...]
+    commands: list[tuple[str, str]]
 
 
-@dataclass
-class _Options:
+class _Options(NamedTuple):
     """Options of a shell that decide whether a failure ends it."""
 
     errexit: bool = False
     pipefail: bool = False
 
-    def read(self, words: Sequence[str]) -> None:
-        """Read the arguments of `set` or of the shell."""
-        following = False
-        for word in words:
-            is_on = word.startswith("-")
-            if following:
-                self.pipefail = self.pipefail or word == "pipefail"
-                self.errexit = self.errexit or word == "errexit"
-                following = False
-            elif re.fullmatch(r"[-+][A-Za-z]+", word):
-                self.errexit = is_on if "e" in word else self.errexit
-                following = "o" in word and is_on
-                self.pipefail = self.pipefail and (is_on or "o" not in word)
+    def after(self, words: str) -> _Options:
+        """Return the options after `set` with these words, or of a shell that starts with them."""
+        errexit = _ERREXIT.findall(words.replace(";", " "))
+        pipefail = _PIPEFAIL.findall(words)
+        return _Options(
+            errexit[-1] == "-" if errexit else self.errexit,
+            pipefail[-1] == "-" if pipefail else self.pipefail,
+        )
 
 
 def find_hidden_failures(command: Sequence[str], directory: Path) -> tuple[str, ...]:
@@ -88,24 +83,23 @@ def find_hidden_failures(command: Sequence[str], directory: Path) -> tuple[str, 
     options = _Options()
     is_shell = bool(words) and PurePosixPath(words[0]).name in _SHELLS
     if is_shell:
+        del words[0]
         given = []
-        for word in words[1:]:
-            if not word.startswith("-") and word not in ("pipefail", "errexit"):
-                break
-            given.append(word)
-        options.read(given)
-        rest = words[1 + len(given) :]
-        if rest and any(re.fullmatch(r"-[a-z]*c", each) for each in given):
-            return tuple(_describe(rest[0], "code.command", options, words[0]))
-        words = rest
+        while words and (words[0].startswith("-") or words[0] in ("pipefail", "errexit")):
+            given.append(words.pop(0))
+        options = options.after(" ".join(given))
+        if words and any(re.fullmatch(r"-[a-z]*c", each) for each in given):
+            return tuple(f"code.command: {why}" for _, why in _find(words[0], options))
     if not words or not words[0].endswith(".sh"):
         return ()
-    return tuple(_describe_file(directory, words[0], options, words[0] if not is_shell else ""))
+    if not is_shell:
+        # Only a script that is started itself has the options of its first line.
+        first = _read(directory / words[0]).partition("\n")[0]
+        options = options.after(first) if first.startswith("#!") else options
+    return tuple(_find_in_files(directory, words[0], options))
 
 
-def _describe_file(
-    directory: Path, name: str, options: _Options, own_shebang: str
-) -> Iterator[str]:
+def _find_in_files(directory: Path, name: str, options: _Options) -> Iterator[str]:
     """Yield what hides a failure in a script and in those that it starts."""
     pending, seen = [name], set[str]()
     while pending and len(seen) < _MOST_SCRIPTS:
@@ -114,16 +108,9 @@ def _describe_file(
             continue
         seen.add(each)
         text = _read(directory / each)
-        first = text.partition("\n")[0]
-        if each == own_shebang and first.startswith("#!"):
-            options.read(first.split()[1:])
-        shell = "sh" if first.startswith("#!/bin/sh") and each == own_shebang else "bash"
-        yield from _describe(text, each, options, shell)
+        yield from (f"{each}:{line}: {why}" for line, why in _find(text, options))
         options = _Options()
-        pending += [
-            found.removeprefix("./")
-            for found in re.findall(r"(?m)^\s*(?:(?:ba)?sh\s+|\./)(\S+\.sh)\b", text)
-        ]
+        pending += [found.removeprefix("./") for found in _INNER_SCRIPT.findall(text)]
 
 
 def _read(path: Path) -> str:
@@ -134,116 +121,72 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _describe(text: str, name: str, options: _Options, shell: str) -> Iterator[str]:
-    statements = list(_statements(text))
-    has_trap = any(re.match(r"trap\s.*\bERR\b", each.text) for each in statements)
-    options = _Options(options.errexit or has_trap, options.pipefail)
-    found = set()
+def _find(text: str, options: _Options) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a script that hide a failure, each with the reason, which is given once."""
+    if _TRAP.search(text):
+        options = options._replace(errexit=True)
+    seen = set()
+    statements = _statements(text)
     for index, statement in enumerate(statements):
+        if statement.text.startswith("set "):
+            options = options.after(statement.text)
+            continue
         following = [
             each for each in statements[index + 1 :] if not _STRUCTURE.fullmatch(each.text)
         ]
-        if (match := _SET.match(statement.text)) is not None:
-            options.read(match["options"].replace(";", " ").split())
-            continue
-        kind, last = _hiding(statement, following, options)
-        if kind and kind not in found:
-            found.add(kind)
-            place = name if name == "code.command" else f"{name}:{statement.line}"
-            yield f"{place}: {_explain(kind, last, shell)}"
+        why = _why_hidden(statement, following, options)
+        if why and why not in seen:
+            seen.add(why)
+            yield statement.line, why
 
 
-def _hiding(
-    statement: _Statement, following: list[_Statement], options: _Options
-) -> tuple[str, str]:
-    """Return how a statement hides the failure of a program in it, and the command whose exit code counts."""
-    is_checked = any("PIPESTATUS" in each.text for each in (statement, *following[:1]))
+def _why_hidden(statement: _Statement, following: list[_Statement], options: _Options) -> str:
+    """Return how a statement hides the failure of a program in it; empty if it does not."""
+    near = " ".join(each.text for each in (statement, *following[:1]))
+    is_handled = "$?" in near or "PIPESTATUS" in near or "||" in statement.text
+    is_handled = is_handled or _HANDLING.match(statement.text) is not None
     for position, (command, operator) in enumerate(statement.commands):
         if not _is_program(command):
             continue
-        if operator in ("|", "|&") and not options.pipefail and not is_checked:
-            later = statement.commands[position + 1 :]
-            last = next((text for text, after in later if after not in ("|", "|&")), "")
-            return "pipe", last.split()[0] if last.split() else "its last command"
-        if operator == "&" and any(each.text.strip() == "wait" for each in following):
-            return "wait", ""
-        if options.errexit or operator == "&":
+        later = statement.commands[position + 1 :]
+        if operator in _PIPES and not options.pipefail and "PIPESTATUS" not in near:
+            ends = (text.split()[0] for text, after in later if after not in _PIPES)
+            return (
+                f"a pipe has the exit code of {next(ends, 'its last command')}, so a training that fails there would be SUCCEEDED; "
+                "write set -o pipefail above it"
+            )
+        if operator == "&" and any(each.text == "wait" for each in following):
+            return _WAIT
+        if options.errexit or operator == "&" or is_handled:
             continue
-        is_last = _ends_pipeline(statement.commands, position) and not following
-        is_handled = is_checked or any(after == "||" for _, after in statement.commands[position:])
-        is_handled = is_handled or any("$?" in each.text for each in (statement, *following[:1]))
-        is_handled = is_handled or _CONDITION.match(statement.text) is not None
-        is_handled = is_handled or command.lstrip().startswith("exec ")
         # The end of a chain decides, which is reached only where the program has not failed.
-        is_chain = not following and operator == "&&"
-        if not (is_last or is_handled or is_chain):
-            return "continues", ""
-    return "", ""
-
-
-def _ends_pipeline(commands: Sequence[tuple[str, str]], position: int) -> bool:
-    """Return whether no command follows the pipeline of a command."""
-    while commands[position][1] in ("|", "|&") and position < len(commands) - 1:
-        position += 1
-    return position == len(commands) - 1
+        operators = (after for _, after in statement.commands[position:-1])
+        if following or not all(each in (*_PIPES, "&&") for each in operators):
+            return _CONTINUES
+    return ""
 
 
 def _is_program(command: str) -> bool:
-    match = _PROGRAM.match(command.strip())
+    match = _PROGRAM.match(command)
     return match is not None and _INQUIRY.match(match["rest"]) is None
 
 
-def _explain(kind: str, last: str, shell: str) -> str:
-    if kind == "pipe":
-        start = "start it with bash, and " if PurePosixPath(shell).name in ("sh", "dash") else ""
-        return (
-            f"a pipe has the exit code of {last}, so a training that fails there would be SUCCEEDED; "
-            f"{start}write set -o pipefail above it"
-        )
-    if kind == "wait":
-        return (
-            "wait without a process id returns 0, so a program that fails in the background would be SUCCEEDED; "
-            "wait for each id, such as wait $!"
-        )
-    return (
-        "the script continues where this program fails, and ends with the exit code of its last command, so a failed "
-        "training may be SUCCEEDED; write set -e at the beginning"
-    )
+def _statements(text: str) -> list[_Statement]:
+    plain = _NO_SYNTAX.sub(_hide_syntax, text)
+    plain = _CONTINUED.sub(lambda found: found[0].replace("\n", " "), plain)
+    statements = []
+    # Places are the same in both texts, but quoted newlines are no ends of lines.
+    for found in re.finditer(r"[^\n]*\S[^\n]*", plain):
+        parts = [each.strip() for each in (*_OPERATOR.split(found[0]), "")]
+        commands = [pair for pair in zip(parts[::2], parts[1::2], strict=True) if pair[0]]
+        line = text.count("\n", 0, found.start()) + 1
+        statements.append(_Statement(line, found[0].strip(), commands))
+    return statements
 
 
-def _statements(text: str) -> Iterator[_Statement]:
-    lines = text.splitlines()
-    index = 0
-    while index < len(lines):
-        first, joined = index, lines[index]
-        commands = _split(joined)
-        while commands is None and index + 1 < len(lines):
-            index += 1
-            joined = f"{joined.removesuffix(chr(92))}\n{lines[index]}"
-            commands = _split(joined)
-        index += 1
-        if (heredoc := _HEREDOC.search(joined)) is not None:
-            while index < len(lines) and lines[index].strip() != heredoc["word"]:
-                index += 1
-            index += 1
-        kept = [(each.strip(), operator) for each, operator in commands or () if each.strip()]
-        if kept:
-            source = " ".join(f"{each} {operator}".strip() for each, operator in kept)
-            yield _Statement(first + 1, source, tuple(kept))
-
-
-def _split(text: str) -> list[tuple[str, str]] | None:
-    """Return the commands of a text with the operators behind them; None where the text continues on the next line."""
-    found: list[tuple[str, str]] = []
-    command = ""
-    for token in _TOKEN.findall(text):
-        if token in _INCOMPLETE:
-            return None
-        if token in _OPERATORS:
-            found.append((command, token))
-            command = ""
-        elif not token.startswith("#"):
-            command += token
-    if not command.strip() and found and found[-1][1] in _CONTINUED:
-        return None
-    return [*found, (command, "")]
+def _hide_syntax(found: re.Match[str]) -> str:
+    """Return a text of the same length without newlines and operators."""
+    text = found[0]
+    if text.startswith(("#", "<<")) or text == "\\\n":
+        return " " * len(text)
+    return re.sub(r"[\n;|&]", "_", text)
