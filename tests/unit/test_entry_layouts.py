@@ -161,10 +161,3 @@ def test_a_task_with_a_relative_import_cannot_start(warn: Callable[..., list[str
     files["train.py"] = f"from .util import x\n{text}"
     (found,) = warn(code, files, "--local")
     assert found.startswith("train.py:1: from .util import x is relative to a package")
-
-
-def test_an_own_folder_with_a_packages_name(warn: Callable[..., list[str]]) -> None:
-    files = {"pkg/train.py": "import datasets\n", "datasets/a.py": ""}
-    (found,) = [text for text in warn(SCRIPT, files) if "datasets" in text]
-    assert found.endswith("add code.env: {PYTHONPATH: .}")
-    assert "code.requirements" not in found

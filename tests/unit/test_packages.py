@@ -12,7 +12,7 @@ from cloudtrain import catalog
 from cloudtrain.features.serving.package import missing_packages
 from cloudtrain.job.missing_packages import find_missing
 from cloudtrain.job.requirements import read_requirements
-from cloudtrain.job.static_analysis.conventions import read_conventions, read_task_conventions
+from cloudtrain.job.static_analysis.conventions import read_conventions
 
 JOB = """\
 name: needs
@@ -60,7 +60,7 @@ def test_certain_imports(tmp_path: Path, text: str, expected: set[str]) -> None:
         f"{text}from cloudtrain_runtime import Task\nclass A(Task): ...\n"
     )
     of_script = {name for name, _ in read_conventions(code, "train.py").imports}
-    of_task = {name for name, _ in read_task_conventions(code, "task.py", {}, "A").imports}
+    of_task = {name for name, _ in read_conventions(code, "task.py", task="A").imports}
     assert of_script - {"torch"} == of_task - {"torch"} == expected
     assert set(missing_packages(tmp_path, "task:A")) == expected
     # This Python may lack torch, and newer ones have no distutils.
@@ -163,10 +163,6 @@ def test_only_what_certainly_runs_counts(cli: Cli, job: Callable[..., Path]) -> 
         ("from google.cloud import storage\n", "google-cloud-storage (train.py:2) is"),
         ("import gradio.themes as g\nimport gradio\n", "gradio (train.py:2) is"),
         ("import importlib\nimportlib.import_module('gradio.x')\n", "gradio (train.py:3) is"),
-        (
-            "import importlib, sys, fire\nimportlib.import_module(sys.argv[1])\n",
-            "fire (train.py:2) is needed, among others that train.py:3 imports by computed names, and",
-        ),
     ],
 )
 def test_each_missing_package_has_its_line(

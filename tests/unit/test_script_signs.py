@@ -430,7 +430,10 @@ def test_no_example_lacks_a_sign(cli: Cli, name: str) -> None:
     assert ALONE not in _warnings(cli, EXAMPLES / name / "job.yaml", "--instances", "2")
 
 
-SRC = "train.py:2 imports shapes, which is in src of the code folder and not on the import path: add code.env: "
+SRC = (
+    "train.py:2 imports shapes, which is in src of the code folder, but Python's import path begins in the code folder, so "
+    "the code cannot start: add code.env: {PYTHONPATH: src}"
+)
 
 
 def test_a_script_that_imports_from_src_gets_the_fix(cli: Cli, job: Callable[..., Path]) -> None:
@@ -460,4 +463,4 @@ def test_other_imports_get_no_hint_about_src(tmp_path: Path, script: str, text: 
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "shapes.py").touch()
     (tmp_path / script).write_text(text)
-    assert read_conventions(tmp_path, script).src_import is None
+    assert read_conventions(tmp_path, script).path_imports == ()

@@ -23,7 +23,6 @@ from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
 from cloudtrain.job.static_analysis.conventions import (
     ScriptConventions,
     read_conventions,
-    read_task_conventions,
 )
 from cloudtrain.job.static_analysis.module_search import entry_file
 from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
@@ -337,7 +336,7 @@ def _conventions(spec: JobSpec) -> ScriptConventions:
     name = os.path.relpath(file, spec.code_directory)
     if spec.code.task is not None:
         task = spec.code.task.rpartition(":")[2]
-        return read_task_conventions(spec.code_directory, name, spec.includes, task)
+        return read_conventions(spec.code_directory, name, spec.includes, task=task)
     paths = spec.code.variables.get("PYTHONPATH", "").split(os.pathsep)
     return read_conventions(
         spec.code_directory,

@@ -323,15 +323,9 @@ def _warn_of_import_path(
     spec: JobSpec, conventions: ScriptConventions, requirements: Requirements
 ) -> Iterator[Diagnostic]:
     """Warn about modules of the job's own that Python does not find where they are, and no requirement brings."""
-    src_import = conventions.src_import
-    if src_import is not None and not _is_required(src_import, requirements):
-        yield warning(
-            f"{src_import}, which is in src of the code folder and not on the import path: add "
-            "code.env: {PYTHONPATH: src}"
-        )
     starts_in = "the code folder"
-    if spec.code.script:
-        starts_in = str(PurePosixPath(spec.code.script).parent)
+    if "/" in (spec.code.script or ""):
+        starts_in = str(PurePosixPath(str(spec.code.script)).parent)
     for imported, folder in conventions.path_imports:
         if _is_required(imported, requirements):
             continue

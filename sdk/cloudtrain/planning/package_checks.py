@@ -38,18 +38,8 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
     brought, unknown = _packages_below(required or frozenset())
     undescribed = (*unknown, *code.requirements.extras)
     has |= brought
-    wanted = dict(_imported(code, has))
-    # Lines without a name may bring a package of the same name as a folder, so nothing is sure with them.
-    namesakes = {} if required is None else dict(code.conventions.namesakes)
-    for module in namesakes.keys() & wanted.keys():
-        folder = namesakes[module]
-        _, place = wanted.pop(module)
-        yield warning(
-            f"{place} imports {module}, which {_folder(folder)} has, but Python's import path does not lead there, and "
-            f"AWS's image of PyTorch {image.framework} has no such package: add code.env: {{PYTHONPATH: {folder}}}"
-        )
     missing = {name: place for name, place in _wanted(spec) if name not in has}
-    for name, place in wanted.values():
+    for name, place in _imported(code, has):
         missing.setdefault(name, place)
     if not missing:
         return
@@ -58,7 +48,7 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
         return
     sure = {name: place for name, place in missing.items() if listed.surely_lacks(name)}
     if sure:
-        yield warning(_describe(sure, spec, code, image.framework))
+        yield warning(_describe(sure, spec, image.framework))
     unsure = {name: place for name, place in missing.items() if name not in sure}
     if unsure:
         yield decision(
@@ -67,16 +57,15 @@ def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterat
         )
 
 
-def _imported(code: CodeInfo, has: Collection[str]) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the modules that the code imports from packages that are not there, each with the package and the place."""
+def _imported(code: CodeInfo, has: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the packages that the code imports and that are not there, each with the place."""
     for module, place in code.conventions.imports:
         packages = catalog.packages_of(module)
         # A module of a namespace may be in a package whose name has a suffix, such as nvidia-cudnn-cu13.
         similar = has if "." in module else code.requirements.names or ()
         if any(each in has for each in packages) or _is_part(module, similar):
             continue
-        package = packages[0] if packages else module
-        yield module, (package, place)
+        yield packages[0] if packages else module, place
 
 
 @functools.lru_cache
@@ -110,10 +99,6 @@ def _packages_below(names: frozenset[str]) -> tuple[frozenset[str], tuple[str, .
     return frozenset(brought), tuple(undescribed)
 
 
-def _folder(name: str) -> str:
-    return "the code folder" if name == "." else f"{name} of the code folder"
-
-
 def _listing(packages: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({place})" for name, place in sorted(packages.items()))
 
@@ -141,18 +126,14 @@ def _describe_doubt(
     )
 
 
-def _describe(missing: Mapping[str, str], spec: JobSpec, code: CodeInfo, framework: str) -> str:
+def _describe(missing: Mapping[str, str], spec: JobSpec, framework: str) -> str:
     verb, them = ("are", "them") if len(missing) > 1 else ("is", "it")
     file = spec.code.requirements
     fix = f"name {them} in a file, and the file in code.requirements"
     if file:
         fix = f"add {them} to {file}"
-    computed = code.conventions.computed_import
-    others = ""
-    if computed:
-        others = f", among others that {computed} imports by computed names"
     return (
-        f"{_listing(missing)} {verb} needed{others}, and neither in AWS's image of PyTorch {framework} nor in "
+        f"{_listing(missing)} {verb} needed, and neither in AWS's image of PyTorch {framework} nor in "
         f"code.requirements: {fix}"
     )
 

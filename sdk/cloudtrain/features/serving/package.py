@@ -22,7 +22,7 @@ from cloudtrain import catalog
 from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain.errors import UserError
 from cloudtrain.job.requirements import read_requirements
-from cloudtrain.job.static_analysis.conventions import read_task_conventions
+from cloudtrain.job.static_analysis.conventions import read_conventions
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.saved_model import task_of, unpack_code, write_weights
 from cloudtrain_runtime.contract import MODEL_FILE
@@ -166,7 +166,7 @@ def missing_packages(package: Path, task: str) -> tuple[str, ...]:
     if file is None or has is None:
         return ()
     has |= catalog.installed_with(has)
-    found = read_task_conventions(code, str(file.relative_to(code)), {}, class_name)
+    found = read_conventions(code, str(file.relative_to(code)), task=class_name)
     return tuple(
         sorted(
             module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,7 +18,7 @@ from cloudtrain.job.static_analysis.config_files import contains, hydra_files
 from cloudtrain.job.static_analysis.environment import find_own_rank, sets_other_address
 from cloudtrain.job.static_analysis.fresh_starts import find_fresh_start
 from cloudtrain.job.static_analysis.job_code import JobCode
-from cloudtrain.job.static_analysis.module_search import find_src_import, read_modules
+from cloudtrain.job.static_analysis.module_search import read_modules
 from cloudtrain.job.static_analysis.opened_files import opened_files
 from cloudtrain.job.static_analysis.syntax import Module
 
@@ -38,8 +38,6 @@ class ScriptConventions:
         reports: Whether it imports the runtime, which reports progress.
         ml_paths: Places that name a path below /opt/ml (`file:line`).
         starts_ranks: Whether it starts its own ranks, by `spawn` or a launcher.
-        src_import: Place where it imports a package of the folder `src`, which is not on the path
-            (`file:line imports package`), or None.
         imports: Modules of packages that it certainly imports when it starts, each with the first place (`file:line`).
         arguments: Kinds of the script's options, or of the Task's arguments, as far as the source shows them.
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
@@ -47,11 +45,8 @@ class ScriptConventions:
             None.
         opens: Paths of files that it opens and that are written out, each with the place (`file:line`).
         fresh_start: How it starts a training that never continues from a checkpoint, and what to pass; or None.
-        computed_import: Place where it imports a module by a computed name (`file:line`), or None.
         path_imports: Where it certainly imports a module of the code folder that is not on the import path
             (`file:line imports module`), each with the folder that has it.
-        namesakes: Modules of packages that it imports and that a folder of the code has, too, each with the folder,
-            which is not on the import path.
         start_faults: Where it certainly fails at its start, each with what to write.
         splits_batches: Whether one process may use several GPUs, by torch.nn.DataParallel.
         expands_variables: Whether it has a sign of replacing variables such as `$NAME` in text itself.
@@ -69,16 +64,13 @@ class ScriptConventions:
     reports: bool = True
     ml_paths: tuple[str, ...] = ()
     starts_ranks: bool = False
-    src_import: str | None = None
     imports: tuple[tuple[str, str], ...] = ()
     arguments: ArgumentKinds = ()
     hidden_failures: tuple[str, ...] = ()
     gathers: str | None = None
     opens: tuple[tuple[str, str], ...] = ()
     fresh_start: str | None = None
-    computed_import: str | None = None
     path_imports: tuple[tuple[str, str], ...] = ()
-    namesakes: tuple[tuple[str, str], ...] = ()
     start_faults: tuple[str, ...] = ()
     splits_batches: bool = False
     expands_variables: bool = False
@@ -87,62 +79,61 @@ class ScriptConventions:
 
 def read_conventions(
     directory: Path,
-    script: str,
+    entry: str,
     includes: Mapping[str, Path] = MappingProxyType({}),
     *,
     module: str | None = None,
+    task: str = "",
     search: tuple[str, ...] = (),
 ) -> ScriptConventions:
-    """Return how a script expects to be started. The script and the modules that it imports are parsed, not executed.
+    """Return how a job's code expects to be started. Its entry and the modules that it imports are parsed, not executed.
 
     Args:
         directory: The code folder.
-        script: The script's path, relative to the code folder.
+        entry: Path of the script, or of the module of a module or Task, relative to the code folder.
         includes: Folders outside of the code folder, by the name under which they are imported.
-        module: Name of the module that it is started as; None for a script.
+        module: Name of the module that it is started as; None for a script or a Task.
+        task: Name of the Task's class, for which nothing about the start of a script is looked for.
         search: Folders of PYTHONPATH, relative to the code folder.
     """
     try:
-        return _read_script(directory, script, includes, module, search)
+        modules = read_modules(directory, entry, includes)
+        if not modules:
+            return ScriptConventions()
+        code = JobCode(directory, directory / entry, modules, includes, search)
+        started = code.trace(module, task)
+        found = ScriptConventions(
+            ml_paths=tuple(
+                each.place(line) for each in modules for line in signs.ml_literals(each)
+            ),
+            imports=code.packages(started),
+            opens=tuple(opened_files(modules).items()),
+            path_imports=tuple(code.path_imports(started)),
+            start_faults=tuple(code.start_faults(started, entry, module or task or None)),
+        )
+        if task:
+            kinds = task_argument_kinds(modules[0], task)
+            return replace(found, arguments=kinds, gathers=find_gather(modules, task))
+        return _add_signs_of_script(
+            found, modules, directory, includes, code.first_own_address(started)
+        )
     except RecursionError:
         # An expression is nested too deeply to be walked, as in generated code.
         return ScriptConventions()
 
 
-def read_task_conventions(
-    directory: Path, module: str, includes: Mapping[str, Path], task: str
-) -> ScriptConventions:
-    """Return what `read_conventions` finds in a Task's module and its imports, without how a script is started.
-
-    Args:
-        directory: The code folder.
-        module: Path of the Task's module, relative to the code folder.
-        includes: Folders outside of the code folder, by the name under which they are imported.
-        task: Name of the Task's class.
-    """
-    try:
-        return _read_task(directory, module, includes, task)
-    except RecursionError:
-        return ScriptConventions()
-
-
-def _read_script(
+def _add_signs_of_script(
+    found: ScriptConventions,
+    modules: list[Module],
     directory: Path,
-    script: str,
     includes: Mapping[str, Path],
-    module: str | None,
-    search: tuple[str, ...],
+    own_address: str | None,
 ) -> ScriptConventions:
-    modules = read_modules(directory, script, includes)
-    if not modules:
-        return ScriptConventions()
-    path = directory / script
-    code = JobCode(directory, path, modules, includes, search)
-    started = code.trace(module or "")
     spawn = _first(modules, signs.find_spawn)
     launcher = _first(modules, signs.find_launcher)
     saves_by_runtime = any(map(signs.uses_checkpoints, modules))
-    return ScriptConventions(
+    return replace(
+        found,
         local_rank=next(filter(None, map(signs.local_rank_option, modules)), None),
         spawn=spawn,
         launcher=launcher,
@@ -151,45 +142,12 @@ def _read_script(
         saves=saves_by_runtime or _names_checkpoint_folder(modules, directory),
         saves_by_runtime=saves_by_runtime,
         reports=any(map(signs.imports_runtime, modules)),
-        ml_paths=_ml_paths(modules),
         starts_ranks=spawn is not None or launcher is not None,
-        src_import=(
-            None if code.changes_path else find_src_import(directory, path, modules, includes)
-        ),
-        imports=code.packages(started),
         arguments=option_kinds(modules),
         fresh_start=None if saves_by_runtime else find_fresh_start(modules),
-        opens=tuple(opened_files(modules).items()),
-        computed_import=code.first_computed(started),
-        path_imports=tuple(code.path_imports(started)),
-        namesakes=code.namesakes(started),
-        start_faults=tuple(code.start_faults(started, script, module)),
         splits_batches=any(map(signs.splits_batches, modules)),
         expands_variables=any(map(signs.expands_variables, modules)),
-        own_address=(
-            None if any(map(sets_other_address, modules)) else code.first_own_address(started)
-        ),
-    )
-
-
-def _read_task(
-    directory: Path, module: str, includes: Mapping[str, Path], task: str
-) -> ScriptConventions:
-    modules = read_modules(directory, module, includes)
-    if not modules:
-        return ScriptConventions()
-    code = JobCode(directory, directory / module, modules, includes)
-    started = code.trace_task(task)
-    return ScriptConventions(
-        ml_paths=_ml_paths(modules),
-        imports=code.packages(started),
-        arguments=task_argument_kinds(modules[0], task),
-        gathers=find_gather(modules, task),
-        opens=tuple(opened_files(modules).items()),
-        computed_import=code.first_computed(started),
-        path_imports=tuple(code.path_imports(started)),
-        namesakes=code.namesakes(started),
-        start_faults=tuple(code.start_faults(started, module, task)),
+        own_address=None if any(map(sets_other_address, modules)) else own_address,
     )
 
 
@@ -220,7 +178,3 @@ def _names_checkpoint_folder(modules: list[Module], directory: Path) -> bool:
     if any(map(signs.names_checkpoint_folder, modules)):
         return True
     return contains(hydra_files(directory, modules), signs.CHECKPOINT_FOLDER)
-
-
-def _ml_paths(modules: list[Module]) -> tuple[str, ...]:
-    return tuple(module.place(line) for module in modules for line in signs.ml_literals(module))

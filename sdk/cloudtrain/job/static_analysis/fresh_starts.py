@@ -7,7 +7,6 @@ option such as `--resume_from_checkpoint` is parsed by their argument classes an
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from cloudtrain.job.static_analysis.syntax import Module, full_name, last_name
@@ -60,52 +59,31 @@ def find_fresh_start(modules: list[Module]) -> str | None:
 
 def _line_of_call(module: Module, library: _Library) -> int | None:
     """Return the line in which a module lets a trainer of a library train, or None."""
-    classes = _TrainerClasses(module, library.packages)
-    trainers = {
-        last_name(target)
-        for node in module.of(ast.Assign)
-        if classes.has_made(node.value)
-        for target in node.targets
+    classes = {
+        name: full
+        for name, full in module.imported_names.items()
+        if full.partition(".")[0] in library.packages
     }
+
+    def is_trainer(named: ast.expr) -> bool:
+        return full_name(named, classes).endswith("Trainer")
+
+    def has_made(value: ast.expr) -> bool:
+        return isinstance(value, ast.Call) and is_trainer(value.func)
+
+    for node in module.of(ast.ClassDef):
+        if any(map(is_trainer, node.bases)):
+            classes[node.name] = "Trainer"
+    made = (node for node in module.of(ast.Assign) if has_made(node.value))
+    trainers = {last_name(target) for node in made for target in node.targets}
     for call in module.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == library.method:
             owner = call.func.value
-            if last_name(owner) in trainers or classes.has_made(owner):
+            if last_name(owner) in trainers or has_made(owner):
                 return call.lineno
     return None
 
 
-class _TrainerClasses:
-    """The trainer classes of a library that a module imports, and those that it derives from them."""
-
-    def __init__(self, module: Module, packages: frozenset[str]) -> None:
-        self._imported = module.imported_names
-        self._packages = packages
-        self._own: set[str] = set()
-        for node in module.of(ast.ClassDef):
-            if any(map(self._includes, node.bases)):
-                self._own.add(node.name)
-
-    def has_made(self, value: ast.expr) -> bool:
-        """Return whether an expression creates an object of one of the classes."""
-        return isinstance(value, ast.Call) and self._includes(value.func)
-
-    def _includes(self, named: ast.expr) -> bool:
-        if isinstance(named, ast.Name) and named.id in self._own:
-            return True
-        name = full_name(named, self._imported)
-        return name.partition(".")[0] in self._packages and name.endswith("Trainer")
-
-
 def _mentions(module: Module, argument: str) -> bool:
-    return any(argument in word for word in _words(module))
-
-
-def _words(module: Module) -> Iterator[str]:
-    for node in module.nodes:
-        if isinstance(node, ast.keyword):
-            yield node.arg or "**"
-        elif isinstance(node, ast.Attribute | ast.Name):
-            yield last_name(node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+    words = (*module.name_parts, *(text for _, text in module.texts))
+    return any(argument in word for word in words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from cloudtrain.job.standard_library import STANDARD_LIBRARY
@@ -13,7 +14,7 @@ from cloudtrain.job.static_analysis.start_trace import (
     Import,
     OwnModule,
     StartedCode,
-    trace_start,
+    StartTrace,
 )
 from cloudtrain.job.static_analysis.syntax import Module, read_module
 
@@ -45,31 +46,26 @@ class JobCode:
         self.search = tuple(_normal(directory / each) for each in search)
         self.changes_path = any(map(changes_path, modules))
 
-    def trace(self, name: str, task: str = "") -> StartedCode:
-        """Return what the code certainly does when it starts, as the module of this name or as a script."""
+    def trace(self, module: str | None, task: str) -> StartedCode:
+        """Return what the code certainly does when it starts as a script or module, or when its Task is used."""
+        name = self._module_of_entry() if task else module or ""
         first = self.directory if name else self.entry.parent
         above = [each for each in self.entry.parents if each.is_relative_to(self.directory)]
-        return trace_start(
-            OwnModule(self.entry, name, self.first),
+        trace = StartTrace(
             roots=(first, *self.search),
             others=(self.directory, self.directory / "src", *above),
             includes=self.includes,
             read=self._read,
-            is_package=self._is_package,
-            task=task,
+            is_package=partial(may_be_installed, directory=self.directory),
         )
+        return trace.run(OwnModule(self.entry, name, self.first), task)
 
-    def trace_task(self, task: str) -> StartedCode:
-        """Return what the code certainly does when the runtime imports the entry and uses its Task."""
+    def _module_of_entry(self) -> str:
+        """Return the name under which the runtime imports the entry."""
         roots = [self.directory, *(folder.parent for folder in self.includes.values())]
         root = next((each for each in roots if self.entry.is_relative_to(each)), self.entry.parent)
-        parts = self.entry.relative_to(root).with_suffix("").parts
-        if parts[-1] == "__init__":
-            parts = parts[:-1]
-        return self.trace(".".join(parts), task)
-
-    def _is_package(self, module: str) -> bool:
-        return may_be_installed(module, self.directory)
+        name = self.entry.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+        return name.removesuffix("__init__").removesuffix(".")
 
     def _read(self, path: Path) -> Module | None:
         if path in self.modules:
@@ -85,36 +81,24 @@ class JobCode:
         return tuple(found.items())
 
     def _is_own(self, each: Import) -> bool:
-        if each.own is not None or (each.elsewhere is not None and not each.is_package):
+        if each.own is not None or each.elsewhere is not None:
             return True
         top = each.package.partition(".")[0]
         if top in STANDARD_LIBRARY or top in self.includes or top in ("cloudtrain_runtime", ""):
             return True
         return (self.changes_path or bool(self.search)) and is_below(self.directory, top)
 
-    def first_computed(self, started: StartedCode) -> str | None:
-        """Return the place of the first import of a computed name, or None."""
-        return next((self.place(*each) for each in started.computed), None)
-
     def first_own_address(self, started: StartedCode) -> str | None:
         """Return the place that sets MASTER_ADDR to this host, or None."""
         return next((self.place(*each) for each in started.own_address), None)
-
-    def namesakes(self, started: StartedCode) -> tuple[tuple[str, str], ...]:
-        """Return the modules of packages that a folder of the job has, too, with the folder, which is not on the path."""
-        found = {}
-        for each in started.imports:
-            if each.is_package and each.elsewhere is not None:
-                found[each.package] = os.path.relpath(each.elsewhere, self.directory)
-        return tuple(found.items())
 
     def path_imports(self, started: StartedCode) -> Iterator[tuple[str, str]]:
         """Yield imports of the job's own modules that are not on the import path, each with the folder to add."""
         if self.changes_path:
             return
-        seen = {"src"}
+        seen = set()
         for each in started.imports:
-            if each.elsewhere is None or each.is_package:
+            if each.elsewhere is None:
                 continue
             folder = os.path.relpath(each.elsewhere, self.directory)
             if folder in seen or folder.startswith(".."):

@@ -10,7 +10,7 @@ from pathlib import Path
 from cloudtrain import catalog
 from cloudtrain.job.job_fields import JobFields
 from cloudtrain.job.standard_library import STANDARD_LIBRARY
-from cloudtrain.job.static_analysis.syntax import Module, absolute_names, read_module
+from cloudtrain.job.static_analysis.syntax import Module, read_module
 from cloudtrain_runtime.contract.python_source import find_module
 
 _MOST_FILES = 200
@@ -95,23 +95,6 @@ def is_in_src(directory: Path, package: str) -> bool:
     src = directory / "src"
     is_there = find_module(src, name) is not None or (src / name).is_dir()
     return is_there and not (directory / name).exists()
-
-
-def find_src_import(
-    directory: Path, script: Path, modules: list[Module], includes: Mapping[str, Path]
-) -> str | None:
-    """Return the first import of a package of `src` that is not beside the script (`file:line imports package`)."""
-    beside = script.parent
-    for module in modules:
-        for node in module.import_statements:
-            top = next(absolute_names(node), "").partition(".")[0]
-            if not top or top in includes:
-                continue
-            if (beside / top).is_dir() or find_module(beside, top) is not None:
-                continue
-            if is_in_src(directory, top):
-                return f"{module.place(node.lineno)} imports {top}"
-    return None
 
 
 def may_be_installed(module: str, directory: Path) -> bool:

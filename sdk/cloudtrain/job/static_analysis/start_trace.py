@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from cloudtrain.job.static_analysis.environment import own_address_lines
 from cloudtrain.job.static_analysis.module_search import find_own
 from cloudtrain.job.static_analysis.syntax import (
     Function,
-    ImportStatement,
     Module,
     bound_names,
     written,
@@ -68,7 +67,6 @@ class Import:
         line: Line of the import.
         own: File or folder of the job's own that Python finds on its path, or None.
         elsewhere: The folder of the job's own that has the module, and that is not on the path, or None.
-        is_package: Whether a package that pip installs has a module of this name.
     """
 
     name: str
@@ -76,7 +74,6 @@ class Import:
     line: int
     own: Path | None = None
     elsewhere: Path | None = None
-    is_package: bool = False
 
     @property
     def top(self) -> str:
@@ -101,72 +98,61 @@ class StartedCode:
     Attributes:
         imports: Modules that it imports by an absolute name, in the order of their imports.
         relative: File, line and source of each import relative to a package that the module is not in.
-        computed: File and line of each import of a name that is computed.
         notebook: File and line of each call of `get_ipython`, which only notebooks have.
         own_address: File and line of each statement that sets MASTER_ADDR to this host.
     """
 
     imports: list[Import] = field(default_factory=list)
     relative: list[tuple[Path, int, str]] = field(default_factory=list)
-    computed: list[tuple[Path, int]] = field(default_factory=list)
     notebook: list[tuple[Path, int]] = field(default_factory=list)
     own_address: list[tuple[Path, int]] = field(default_factory=list)
 
 
-def trace_start(
-    entry: OwnModule,
-    roots: Iterable[Path],
-    others: Iterable[Path],
-    includes: Mapping[str, Path],
-    read: Read,
-    is_package: Callable[[str], bool],
-    *,
-    task: str = "",
-) -> StartedCode:
-    """Return what the code of a job certainly does when it starts.
+@dataclass
+class StartTrace:
+    """Follows imports and calls from an entry through the modules of a job.
 
-    Args:
-        entry: The module that is started, with the package that it is started in as its name; or a Task's module.
+    Attributes:
         roots: Folders of the job on Python's import path, the first one first.
         others: Folders of the job's code that are not, and may have modules that it needs.
         includes: Folders outside of the code folder, by the name under which they are imported.
         read: Returns the syntax of a file.
         is_package: Returns whether a package that pip installs has a module of this name.
-        task: Name of the Task's class, whose methods the runtime calls; empty for a program.
+        found: What was found so far.
     """
-    tracer = _Tracer(tuple(roots), tuple(others), includes, read, is_package)
-    tracer.enter(entry, is_started=not task)
-    tracer.enter_package(entry.name)
-    if task:
-        tracer.call_methods(entry, task)
-    tracer.run()
-    return tracer.found
 
+    roots: tuple[Path, ...]
+    others: tuple[Path, ...]
+    includes: Mapping[str, Path]
+    read: Read
+    is_package: Callable[[str], bool]
+    found: StartedCode = field(default_factory=StartedCode)
 
-class _Tracer:
-    """Follows imports and calls from an entry through the modules of a job."""
-
-    def __init__(
-        self,
-        roots: tuple[Path, ...],
-        others: tuple[Path, ...],
-        includes: Mapping[str, Path],
-        read: Read,
-        is_package: Callable[[str], bool],
-    ) -> None:
-        self.roots = roots
-        self.others = others
-        self.includes = includes
-        self.read = read
-        self.is_package = is_package
-        self.found = StartedCode()
+    def __post_init__(self) -> None:
         self.modules: dict[Path, OwnModule] = {}
         self.names: dict[Path, dict[str, str]] = {}
         self.waiting: list[tuple[OwnModule, list[ast.stmt], bool]] = []
         self.seen: set[tuple[Path, int]] = set()
         self.located: dict[tuple[str, tuple[Path, ...]], Path | None] = {}
 
-    def enter(self, module: OwnModule, *, is_started: bool = False) -> None:
+    def run(self, entry: OwnModule, task: str) -> StartedCode:
+        """Return what the code of a job certainly does when it starts.
+
+        Args:
+            entry: The module that is started, with the package that it is started in as its name; or a Task's module.
+            task: Name of the Task's class, whose methods the runtime calls; empty for a program.
+        """
+        self._enter(entry, is_started=not task)
+        self._enter_package(entry.name)
+        for node in entry.syntax.tree.body:
+            if task and isinstance(node, ast.ClassDef) and node.name == task:
+                methods = (each for each in node.body if isinstance(each, Function))
+                self.waiting += [(entry, method.body, False) for method in methods]
+        while self.waiting:
+            self._trace_body(*self.waiting.pop(0))
+        return self.found
+
+    def _enter(self, module: OwnModule, *, is_started: bool = False) -> None:
         if self._is_entered(module.path):
             return
         self.modules[module.path] = module
@@ -177,27 +163,18 @@ class _Tracer:
         """Return whether a module is known, or one too many, so that it need not be parsed."""
         return path in self.modules or len(self.modules) >= _MOST_MODULES
 
-    def call_methods(self, module: OwnModule, name: str) -> None:
-        for node in module.syntax.tree.body:
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                for method in node.body:
-                    if isinstance(method, Function):
-                        self.waiting.append((module, method.body, False))
-
-    def run(self) -> None:
-        while self.waiting:
-            module, body, is_started = self.waiting.pop(0)
-            pieces = list(certain_pieces(body, is_started=is_started))
-            for piece in pieces:
-                self._import(module, piece)
-            for piece in pieces:
-                self._look_at(module, piece)
-            # What follows `if nodes > 1: return` may be for one instance alone.
-            leaves = min(leaving_lines(body), default=None)
-            lines = [line for piece in pieces for line in own_address_lines(piece)]
-            self.found.own_address += [
-                (module.path, line) for line in lines if leaves is None or line < leaves
-            ]
+    def _trace_body(self, module: OwnModule, body: list[ast.stmt], is_started: bool) -> None:
+        pieces = list(certain_pieces(body, is_started=is_started))
+        for piece in pieces:
+            self._import(module, piece)
+        for piece in pieces:
+            self._look_at(module, piece)
+        # What follows `if nodes > 1: return` may be for one instance alone.
+        leaves = min(leaving_lines(body), default=None)
+        lines = [line for piece in pieces for line in own_address_lines(piece)]
+        self.found.own_address += [
+            (module.path, line) for line in lines if leaves is None or line < leaves
+        ]
 
     def _import(self, module: OwnModule, node: ast.AST) -> None:
         names = self.names[module.path]
@@ -239,26 +216,23 @@ class _Tracer:
         path = self._locate(name, self.roots)
         if path is not None:
             self.found.imports.append(Import(name, module.path, line, own=path))
-            self.enter_package(name)
+            self._enter_package(name)
             return True
         if is_maybe or self._locate(name.partition(".")[0], self.roots) is not None:
             return False
-        is_package = self.is_package(name.partition(".")[0])
-        others = self.others if is_package else (*self.others, module.path.parent)
-        # A module does not import itself: what it names so is a package, as in pkg/jax.py with `import jax`.
-        elsewhere = next(
-            (each for each in others if self._locate(name, (each,)) not in (None, module.path)),
-            None,
-        )
-        self.found.imports.append(
-            Import(name, module.path, line, elsewhere=elsewhere, is_package=is_package)
-        )
-        if elsewhere is None or is_package:
+        elsewhere = None
+        if not self.is_package(name.partition(".")[0]):
+            others = (*self.others, module.path.parent)
+            # A module does not import itself: what it names so is a package, as in pkg/jax.py with `import jax`.
+            places = (each for each in others if self._locate(name, (each,)) != module.path)
+            elsewhere = next((each for each in places if self._locate(name, (each,))), None)
+        self.found.imports.append(Import(name, module.path, line, elsewhere=elsewhere))
+        if elsewhere is None:
             return False
-        self.enter_package(name, elsewhere)
+        self._enter_package(name, elsewhere)
         return True
 
-    def enter_package(self, name: str, *others: Path) -> None:
+    def _enter_package(self, name: str, *others: Path) -> None:
         """Enter a module and the packages above it, which are imported with it."""
         roots = others or self.roots
         parts = name.split(".") if name else []
@@ -269,7 +243,7 @@ class _Tracer:
                 continue
             syntax = self.read(path)
             if syntax is not None:
-                self.enter(OwnModule(path, each, syntax))
+                self._enter(OwnModule(path, each, syntax))
 
     def _locate(self, name: str, roots: tuple[Path, ...]) -> Path | None:
         """Return the file of a module of the job, or the folder of a package without one."""
@@ -291,7 +265,9 @@ class _Tracer:
             called = self._full_name(module, node.func)
             if called in _IMPORTERS:
                 self._import_called(module, node)
-            if called == "get_ipython" and not _binds(module.syntax, "get_ipython"):
+            if called == "get_ipython" and not any(
+                each.name == called for each in definitions(module.syntax.tree.body)
+            ):
                 self.found.notebook.append((module.path, node.lineno))
             self._call(module, called)
             keywords = [each.value for each in node.keywords if each.arg in _CALLED_BY]
@@ -300,12 +276,9 @@ class _Tracer:
                     self._call(module, self._full_name(module, argument))
 
     def _import_called(self, module: OwnModule, node: ast.Call) -> None:
-        name = node.args[0] if node.args else None
-        if isinstance(name, ast.Constant) and isinstance(name.value, str):
-            if not name.value.startswith("."):
-                self._follow(module, name.value, node.lineno)
-        else:
-            self.found.computed.append((module.path, node.lineno))
+        name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        if isinstance(name, str) and not name.startswith("."):
+            self._follow(module, name, node.lineno)
 
     def _full_name(self, module: OwnModule, expression: ast.expr) -> str:
         if not isinstance(expression, ast.Name | ast.Attribute):
@@ -336,20 +309,6 @@ def _called_functions(node: Function | ast.ClassDef) -> list[Function]:
         return [node]
     functions = [each for each in node.body if isinstance(each, Function)]
     return [each for each in functions if each.name == "__init__"]
-
-
-def _binds(module: Module, name: str) -> bool:
-    """Return whether a module gives a name a meaning of its own."""
-    for node in module.nodes:
-        if isinstance(node, ImportStatement):
-            if any((each.asname or each.name) in (name, "*") for each in node.names):
-                return True
-        elif isinstance(node, Function | ast.ClassDef):
-            if node.name == name:
-                return True
-        elif isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-    return False
 
 
 def _sets_package(module: Module) -> bool:
