@@ -24,7 +24,7 @@ def test_paths_in_backticks_exist(page: str) -> None:
     assert [path for path in paths if not (REPOSITORY / path).exists()] == []
 
 
-PURE = ("planning", "job", "catalog", "secrets")
+PURE = ("planning", "job", "catalog", "secrets", "failure_rules")
 CALLS = {"subprocess", "socket", "http", "urllib.request", "boto3", "botocore", "multiprocessing"}
 WRITES = {"write_text", "write_bytes", "write_atomically", "mkdir", "touch", "unlink", "rename"}
 
@@ -46,6 +46,19 @@ def test_packages_below_the_line_call_and_write_nothing(package: str) -> None:
                 if name in WRITES or any(f"{name}.".startswith(f"{each}.") for each in CALLS)
             }
     assert found <= {("service_limits.py", "mkdir"), ("service_limits.py", "write_atomically")}
+
+
+def test_failure_rules_open_no_file() -> None:
+    names = set()
+    for path in (REPOSITORY / "sdk/cloudtrain/failure_rules").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names |= {getattr(node, "module", None), *(alias.name for alias in node.names)}
+            if isinstance(node, ast.Call):
+                names.add(getattr(node.func, "attr", getattr(node.func, "id", "")))
+    reads = {"open", "os", "io", "Path", "read_text", "read_bytes", "glob", "stat", "exists"}
+    assert {"re", "Explanation", "search"} <= names
+    assert names & (reads | {"logs", "facts", "time"}) == set()
 
 
 def test_picture_shows_every_package() -> None:

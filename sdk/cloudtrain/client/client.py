@@ -26,7 +26,6 @@ from cloudtrain.client.receipts import add_receipt
 from cloudtrain.client.session import Session
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
-    EXIT_RUN_FAILED,
     CloudError,
     CredentialsError,
     RunNotFoundError,
@@ -370,10 +369,7 @@ class Client:
             CloudError: AWS refused or cannot be reached.
         """
         handle = self.get_run(run)
-        found = handle.status()
-        # The log of a run that has succeeded or was stopped is not needed.
-        lines = handle.logs() if found.exit_code in (None, EXIT_RUN_FAILED) else ()
-        return explain_with_next_step(found, lines, handle.facts())
+        return explain_with_next_step(handle, handle.status())
 
     @renamed_arguments(reference="run")
     def download(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from cloudtrain.errors import EXIT_RUN_FAILED
 from cloudtrain.support.backend_facts import backend_option
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, Facts
-    from cloudtrain.runs.log_lines import LogLine
+    from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
 
 
-def explain_with_next_step(status: Status, lines: Iterable[LogLine], facts: Facts) -> Explanation:
-    """Explain how a run ended (`explain_run`); the action names the way back to its checkpoint with new code."""
+def explain_with_next_step(run: Run, status: Status) -> Explanation:
+    """Read a run's log, and explain how it ended; the action names the way back to its checkpoint with new code."""
     from cloudtrain.failure_rules import explain_run
 
+    # The log of a run that has succeeded or was stopped is not needed.
+    lines = run.logs() if status.exit_code in (None, EXIT_RUN_FAILED) else ()
+    facts = run.facts()
     found = explain_run(status, lines, facts)
     again = submit_again(status, found, facts)
     if again is None or run_to_continue(status, facts) is None:

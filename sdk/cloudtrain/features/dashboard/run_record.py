@@ -271,9 +271,8 @@ def run_document(
 
 def _explanation(run: Run, status: Status) -> dict[str, Any]:
     """Return why a run has failed, and as `submit` the command after a fix of its job or code, or None."""
-    facts = run.facts()
-    found = explain_with_next_step(status, run.logs(), facts)
-    return {**found.to_json(), "submit": submit_again(status, found, facts)}
+    found = explain_with_next_step(run, status)
+    return {**found.to_json(), "submit": submit_again(status, found, run.facts())}
 
 
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:
