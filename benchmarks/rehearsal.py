@@ -125,15 +125,10 @@ def memory_row(
     (code / "gpt.py").write_text((REPOSITORY / "examples" / "gpt-stdlib" / "gpt.py").read_text())
     (code / "measured.py").write_text(TASK)
     (code / "job.yaml").write_text(JOB.replace("BATCH", str(batch)).replace("LAYOUT", layout))
-    from support.rehearsals import context_of
+    from support.rehearsals import scene_of
 
-    from cloudtrain.features.rehearsal.memory import probe
-
-    context = context_of(code / "job.yaml", code / "context")
-    train = context.plan.config.train
-    if train is None:
-        sys.exit("the job has no train section")
-    found = probe(replace(context, environ=dict(environ)), train)
+    scene = scene_of(code / "job.yaml", code / "scene")
+    found = replace(scene, environ=dict(environ)).probe()
     command = [
         str(BIN / "cloudtrain"),
         "submit",
@@ -174,15 +169,10 @@ def checkpoint_row(
     """Predict the checkpoint of 4 ranks from the rate of 2 ranks, and measure it."""
     code = folder / f"{layout}-16"
     saved = {ranks: checkpoint_of(code, environ, ranks) for ranks in (RANKS // 2, RANKS)}
-    from support.rehearsals import context_of
+    from support.rehearsals import scene_of
 
-    from cloudtrain.features.rehearsal.memory import probe
-
-    context = context_of(code / "job.yaml", code / "context-of-checkpoint")
-    train = context.plan.config.train
-    if train is None:
-        sys.exit("the job has no train section")
-    found = probe(replace(context, environ=dict(environ)), train)
+    scene = scene_of(code / "job.yaml", code / "scene-of-checkpoint")
+    found = replace(scene, environ=dict(environ)).probe()
     copies = RANKS if layout == "fsdp" else 1
     size, seconds = (
         copies * (found.parameters + found.optimizer),

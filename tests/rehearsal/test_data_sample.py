@@ -52,8 +52,8 @@ def change(job: Callable[..., Path], tmp_path: Path) -> Change:
 
     def run(sample: Sample) -> tuple[JobSpec, list[Check]]:
         folder = tmp_path / f"rehearsal-{next(folders)}"
-        changed, checks = sample_channels(sample, tmp_path / "home")(
-            spec, folder, time.monotonic() + 100
+        changed, checks = sample_channels(
+            spec, sample, tmp_path / "home", folder, time.monotonic() + 100
         )
         return changed, list(checks)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support.jobs import EXAMPLES
-from support.rehearsals import context_of
+from support.rehearsals import scene_of
 
 from cloudtrain import catalog
-from cloudtrain.features.rehearsal.memory import check_memory, explain_out_of_memory
+from cloudtrain.features.rehearsal.memory import explain_out_of_memory, smaller_batch
 from cloudtrain.features.rehearsal.rank_memory import (
     GIB,
     GPU_RESERVED_BYTES,
@@ -48,7 +48,7 @@ class Wide(Task):
 
 
 def test_an_example_that_fits_is_proven(tmp_path: Path) -> None:
-    (found,) = check_memory(context_of(EXAMPLES / "gpt-stdlib" / "job.yaml", tmp_path / "context"))
+    found = scene_of(EXAMPLES / "gpt-stdlib" / "job.yaml", tmp_path / "scene").check_memory()
     assert (found.name, found.result) == ("memory", Result.PASS), found.detail
     assert "activations of 16 samples" in found.detail
     assert "(an estimate)" in found.detail
@@ -61,10 +61,10 @@ def test_a_batch_that_is_too_large_names_one_that_fits(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "one").write_text("1")
     path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    context = context_of(
-        path, tmp_path / "context", "train.batch_size=2560", channels={"train": tmp_path / "data"}
+    scene = scene_of(
+        path, tmp_path / "scene", "train.batch_size=2560", channels={"train": tmp_path / "data"}
     )
-    (found,) = check_memory(context)
+    found = scene.check_memory()
     assert found.result is Result.FAIL, found.detail
     assert (
         "train.batch_size=1280 and train.accumulate=2 (the global batch stays the same)"
@@ -72,25 +72,39 @@ def test_a_batch_that_is_too_large_names_one_that_fits(
     )
 
 
-def test_a_small_gpu_here_gets_advice(job: Callable[..., Path], tmp_path: Path) -> None:
-    """The log is PyTorch's on a GPU of 4 GiB; the figures are measured on the CPU."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "one").write_text("1")
-    path = job(WIDE + "data: {train: s3://bucket/data/}\n", wide_py=TASK)
-    context = context_of(
-        path, tmp_path / "context", "train.batch_size=512", channels={"train": tmp_path / "data"}
-    )
-    log = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 4.00 GiB of which"
-    found = explain_out_of_memory(context, f"[rank0]: {log}\n", ranks=2)
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
+                "22.06 GiB of which 1.12 GiB is free. Process 7 has 20.94 GiB memory in use."
+            ),
+            "2.50 GiB",
+        ),
+        (
+            (
+                "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 1; 6.00 GiB total capacity; "
+                "4.54 GiB already allocated; 14.94 MiB free; 4.64 GiB reserved in total by PyTorch)"
+            ),
+            "20.00 MiB",
+        ),
+        ("CUDA out of memory. Tried to allocate 512 bytes", "512 bytes"),
+    ],
+)
+def test_a_small_gpu_here_is_no_failure_of_the_job(text: str, size: str) -> None:
+    found = explain_out_of_memory(f"step 3\n[rank0]: {text}\nmore\n")
     assert found is not None
     assert (found.name, found.result) == ("trains", Result.UNKNOWN)
-    assert "a GPU here of 4.3 GB is too small" in found.detail
-    assert "train.batch_size=128 and train.accumulate=4" in found.detail
-    assert explain_out_of_memory(context, "ValueError: of the job", ranks=2) is None
+    assert found.detail == f"a GPU here is too small for the job: an allocation of {size} failed"
+
+
+def test_another_error_is_not_of_a_small_gpu() -> None:
+    assert explain_out_of_memory("RuntimeError: CUDA error: device-side assert triggered") is None
 
 
 def test_a_script_has_no_estimate(tmp_path: Path) -> None:
-    (found,) = check_memory(context_of(EXAMPLES / "script-ddp" / "job.yaml", tmp_path / "context"))
+    found = scene_of(EXAMPLES / "script-ddp" / "job.yaml", tmp_path / "scene").check_memory()
     assert found.result is Result.UNKNOWN
 
 
@@ -114,3 +128,23 @@ def test_one_batch_size_is_no_line() -> None:
     answer = json.dumps({"state": state, "activations": [{"samples": 2, "bytes": 10}]})
     with pytest.raises(ValueError, match="too few samples"):
         RankMemory.from_probe(answer)
+
+
+MEMORY = RankMemory(100, 100, 200, 0, 40, 10)
+"""400 bytes of state; activations of 40 bytes and 10 per sample."""
+
+
+def test_the_batch_shrinks_to_a_divisor_that_fits() -> None:
+    """Of 1,000 bytes 900 count: 460 for samples, so 46 would fit, and 32 is the largest divisor of 64 below it."""
+    assert smaller_batch(MEMORY, 64, 1_000) == 32
+    assert smaller_batch(MEMORY, 92, 1_000) == 46
+    assert smaller_batch(MEMORY, 94, 1_000) == 2
+
+
+def test_no_batch_fits_where_the_state_does_not() -> None:
+    assert smaller_batch(MEMORY, 64, 440) is None
+
+
+def test_the_update_counts_where_it_needs_more_than_activations() -> None:
+    assert MEMORY.peak_bytes(1) == 400 + 100
+    assert MEMORY.peak_bytes(10) == 400 + 140

@@ -25,7 +25,6 @@ from cloudtrain.aws.s3_download import (
     names_file,
 )
 from cloudtrain.errors import UserError
-from cloudtrain.features.rehearsal.base import JobChange
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.checks import Check, Result
@@ -72,32 +71,33 @@ def parse_sample(text: str) -> Sample:
     return Sample(None, size)
 
 
-def sample_channels(sample: Sample, home: Path) -> JobChange:
-    """Return the change of a job that replaces its data in S3 by a sample on this machine.
+def sample_channels(
+    spec: JobSpec, sample: Sample, home: Path, folder: Path, deadline: float
+) -> tuple[JobSpec, tuple[Check, ...]]:
+    """Replace a job's data in S3 by a sample on this machine; return the changed job, and checks about its data.
 
     Mode and distribution of the channels stay: the local run shares out the sample as SageMaker shares out the data.
 
     Args:
+        spec: The job.
         sample: How much of each channel is read.
         home: Folder of local runs, in which the fetched objects are kept.
+        folder: Folder for the sample.
+        deadline: Time on the monotonic clock at which the rehearsal ends.
     """
-
-    def change(spec: JobSpec, folder: Path, deadline: float) -> tuple[JobSpec, Iterable[Check]]:
-        remote = {name: channel for name, channel in spec.data.items() if channel.is_s3}
-        if not remote:
-            return spec, ()
-        with aws_errors("connect to S3"):
-            s3 = make_s3_client({})
-        data = dict(spec.data)
-        checks = []
-        for name, channel in remote.items():
-            fetch = _Fetch(s3, name, channel, home / CACHE_FOLDER, deadline)
-            target = folder / "data" / name
-            checks.append(fetch.provide(target, sample, spec.cluster.preferred_instances))
-            data[name] = channel.model_copy(update={"uri": str(target)})
-        return spec.model_copy(update={"data": data}), checks
-
-    return change
+    remote = {name: channel for name, channel in spec.data.items() if channel.is_s3}
+    if not remote:
+        return spec, ()
+    with aws_errors("connect to S3"):
+        s3 = make_s3_client({})
+    data = dict(spec.data)
+    checks = []
+    for name, channel in remote.items():
+        fetch = _Fetch(s3, name, channel, home / CACHE_FOLDER, deadline)
+        target = folder / "data" / name
+        checks.append(fetch.provide(target, sample, spec.cluster.preferred_instances))
+        data[name] = channel.model_copy(update={"uri": str(target)})
+    return spec.model_copy(update={"data": data}), tuple(checks)
 
 
 class _Fetch:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cloudtrain.bundle.unpacking import unpack
-from cloudtrain.features.rehearsal.base import RehearsalContext
 from cloudtrain.features.rehearsal.comparing import Difference, compare
-from cloudtrain.features.rehearsal.memory import explain_out_of_memory
-from cloudtrain.features.rehearsal.registry import CHECKS
+from cloudtrain.features.rehearsal.memory import NAME as MEMORY
+from cloudtrain.features.rehearsal.memory import check_memory, explain_out_of_memory
 from cloudtrain.features.rehearsal.resuming import (
     ELASTIC,
     LEAST_STEPS,
@@ -27,8 +25,8 @@ from cloudtrain.features.rehearsal.runs import (
     UNSEEN_GROUP,
     Ended,
     NotShownError,
+    RehearsalRunner,
     RunDriver,
-    Runner,
     describe_lone_ranks,
     has_succeeded,
     why,
@@ -45,7 +43,6 @@ from cloudtrain.planning.diagnostics import texts_of
 from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
-from cloudtrain.runs.run import Run
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence
 
@@ -98,7 +95,7 @@ class Engine:
         self,
         workspace: Workspace,
         job: RehearsedJob,
-        runner: Runner,
+        runner: RehearsalRunner,
         seconds: float,
         seed: int,
         on_progress: Callable[[str], None],
@@ -138,12 +135,9 @@ class Engine:
             yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
             return
         yield from self._runs()
-        reference: Run | None = None
-        if self._reference is not None and has_succeeded(self._reference):
-            reference = self._reference.run
-        yield from self._others(reference)
-
-    _reference: Ended | None = None
+        yield self._memory()
+        if plan.cluster.backend != "gloo":
+            yield Check("network", Result.UNKNOWN, _CANNOT)
 
     def _runs(self) -> Iterator[Check]:
         """Yield the checks that need runs."""
@@ -162,7 +156,7 @@ class Engine:
         try:
             run = driver.start()
             driver.wait_for_first_step(run)
-            reference = self._reference = driver.wait(run)
+            reference = driver.wait(run)
         except NotShownError as error:
             if driver.has_stepped:
                 yield Check(STARTS, Result.PASS, IMPORTED)
@@ -172,9 +166,7 @@ class Engine:
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
-            small = explain_out_of_memory(
-                self._context("trains"), reference.status.reason, driver.ranks
-            )
+            small = explain_out_of_memory(reference.status.reason)
             if small is None:
                 yield from judge_reference(reference, driver)
             else:
@@ -224,36 +216,19 @@ class Engine:
                 is_failure=False,
             ) from None
 
-    def _context(self, name: str, reference: Run | None = None) -> RehearsalContext:
-        """Return what a check gets, with a new folder of this name."""
-        folder = self.workspace.folder / "checks" / name
-        folder.mkdir(parents=True)
-        return RehearsalContext(
-            spec=self.job.spec,
-            plan=self.job.plan,
-            code=self.workspace.folder / "code",
-            folder=folder,
-            python=sys.executable,
-            channels=self.job.channels,
-            reference=reference,
-            environ=os.environ,
-            deadline=self.driver.deadline,
-            seed=self.seed,
-            run_process=self.workspace.run,
-        )
+    def _memory(self) -> Check:
+        self.on_progress(MEMORY)
 
-    def _others(self, reference: Run | None) -> Iterator[Check]:
-        """Yield the checks that have a module of their own, and what no rehearsal shows."""
-        context = self._context("others", reference)
-        for function in CHECKS:
-            name = function.__name__.removeprefix("check_")
-            self.on_progress(name)
-            try:
-                yield from function(context)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                yield Check(name, Result.UNKNOWN, f"it could not be checked: {error}")
-        if self.job.plan.cluster.backend != "gloo":
-            yield Check("network", Result.UNKNOWN, _CANNOT)
+        def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+            code = self.workspace.folder / "code"
+            seconds = self.driver.seconds_left
+            return self.workspace.run(command, cwd=code, env=os.environ, timeout=seconds)
+
+        job = self.job
+        try:
+            return check_memory(job.spec, job.plan, job.channels, self.workspace.folder, run)
+        except OSError as error:
+            return Check(MEMORY, Result.UNKNOWN, f"it could not be checked: {error}")
 
 
 def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:

@@ -8,18 +8,17 @@ import importlib.metadata
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
-from cloudtrain.backends.base import Backend
 from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.bundle import BUNDLES_FOLDER
-from cloudtrain.bundle.archive import Bundle, write_bundle
+from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import Job, PlanInputs, check_job, plan_job, read_job
+from cloudtrain.client.planning_inputs import Job, check_job, plan_job, read_job
 from cloudtrain.client.receipts import (
     RECEIPT_FILE,
     Receipt,
@@ -34,11 +33,10 @@ from cloudtrain.errors import UserError
 from cloudtrain.features.rehearsal.data_sample import parse_sample, sample_channels
 from cloudtrain.features.rehearsal.engine import Engine, RehearsedJob
 from cloudtrain.features.rehearsal.report import Rehearsal
+from cloudtrain.features.rehearsal.runs import RehearsalRunner
 from cloudtrain.features.rehearsal.shape import choose_shape
 from cloudtrain.features.rehearsal.workspace import Workspace, interrupting_on_signals
-from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.plan import CodeInfo, Plan
-from cloudtrain.runs.run import Run
+from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import (
     DEFAULT_BACKEND,
@@ -98,53 +96,6 @@ class RehearsalOptions:
             parse_sample(str(self.sample))
         except ValueError as error:
             raise UserError(f"sample: {error}", "the default is 64 objects") from None
-
-
-@dataclasses.dataclass(frozen=True)
-class RehearsalRunner:
-    """Starts runs of one job, all with one bundle. They are not recorded among the user's runs.
-
-    Attributes:
-        backend: Where they run.
-        inputs: Returns what their plans are made with, anew for each run.
-        code: The code.
-        bundle: Its archive.
-    """
-
-    backend: Backend
-    inputs: Callable[[], PlanInputs]
-    code: CodeInfo
-    bundle: Bundle
-
-    def start(self, spec: JobSpec) -> Run:
-        """Start a run of a variant of the job."""
-        return self._send(self.inputs().make_plan(spec, self.code), self.bundle)
-
-    def resume(self, run: Run, overrides: Iterable[str], instances: int | None = None) -> Run:
-        """Start a run that continues the newest complete checkpoint of one that has ended."""
-        from cloudtrain.runs.continuation import add_continuation
-        from cloudtrain.runs.previous_run import PreviousRun
-
-        previous = PreviousRun(run.plan_document())
-        spec = previous.job(overrides, instances=instances)
-        inputs = dataclasses.replace(self.inputs(), resumed=previous.saved)
-        plan = add_continuation(inputs.make_plan(spec, previous.code))
-        self.backend.check_resume(plan)
-        return self._send(plan, None)
-
-    def _send(self, plan: Plan, bundle: Bundle | None) -> Run:
-        self.backend.start_checks(plan, skip=True)()
-        return self.backend.submit(plan, bundle, is_new=True)
-
-    def checkpoints(self, run: Run) -> str:
-        """Return the uri of the folder in which a run saves."""
-        from cloudtrain.runs.previous_run import checkpoints_of
-
-        return checkpoints_of(run.plan_document(), run.id).checkpoints
-
-    def environ(self) -> Mapping[str, str]:
-        """Return the environment of a process that reads checkpoints."""
-        return self.backend.storage_environ()
 
 
 def make_receipt(
@@ -307,59 +258,29 @@ def rehearse_job(
     loaded = read_job(job)
     inputs = session.offline_inputs(loaded, DEFAULT_BACKEND)
     plan, contents = plan_job(loaded, inputs)
-
-    def open_runner(folder: Path) -> RehearsalRunner:
-        own = Session(session.settings, home=folder)
-        opened = own.open(backend, loaded, cuda_on_cpu=options.cuda_on_cpu)
-        bundle = write_bundle(contents, folder / BUNDLES_FOLDER, progress=session.observer.on_read)
-        return RehearsalRunner(
-            backend=opened,
-            inputs=lambda: own.inputs(opened.target(), opened),
-            code=plan.bundle,
-            bundle=bundle,
-        )
-
-    return _rehearse_planned(
-        open_runner,
-        job=(check_job(loaded, inputs), plan),
-        home=session.find_home(),
-        options=options,
-        observer=session.observer,
-    )
-
-
-def _rehearse_planned(
-    open_runner: Callable[[Path], RehearsalRunner],
-    job: tuple[JobSpec, Plan],
-    home: Path,
-    options: RehearsalOptions,
-    observer: Observer,
-) -> Rehearsal:
-    """Rehearse a planned job in a folder of its own, and keep the receipt.
-
-    Args:
-        open_runner: Returns what starts runs, for a new folder of runs.
-        job: The job and its plan for the cluster.
-        home: Folder of local runs.
-        options: What the rehearsal is asked for.
-        observer: Receives what is done, and each check when it is known.
-
-    Raises:
-        UserError: The disk is full, or the receipt cannot be written beside the job file.
-    """
-    spec, plan = job
+    spec = check_job(loaded, inputs)
+    home = session.find_home()
     if options.beside:
         check_beside(spec.base)
     seed = options.seed
     if seed is None:
         seed = secrets.randbelow(_SEEDS)
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
-    fetch = sample_channels(parse_sample(str(options.sample)), home)
     with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
         seconds = 60 * options.minutes
         deadline = time.monotonic() + seconds
-        runner = open_runner(workspace.home)
-        here, sampled = fetch(spec, workspace.folder, deadline)
+        own = Session(session.settings, home=workspace.home)
+        opened = own.open(backend, loaded, cuda_on_cpu=options.cuda_on_cpu)
+        runner = RehearsalRunner(
+            backend=opened,
+            inputs=lambda: own.inputs(opened.target(), opened),
+            code=plan.bundle,
+            bundle=write_bundle(
+                contents, workspace.home / BUNDLES_FOLDER, progress=session.observer.on_read
+            ),
+        )
+        sample = parse_sample(str(options.sample))
+        here, sampled = sample_channels(spec, sample, home, workspace.folder, deadline)
         places = {name: channel.local_path for name, channel in here.data.items()}
         channels = {name: here.base / path for name, path in places.items() if path is not None}
         rehearsed = RehearsedJob(
@@ -376,7 +297,7 @@ def _rehearse_planned(
             runner=runner,
             seconds=seconds,
             seed=seed,
-            on_progress=observer.on_progress,
+            on_progress=session.observer.on_progress,
         )
         others = []
         if options.cuda_on_cpu:
@@ -384,12 +305,10 @@ def _rehearse_planned(
         made: list[Check] = []
         for check in chain(sampled, engine.checks(), others):
             made.append(check)
-            observer.on_check(check, engine.driver.seconds_left)
+            session.observer.on_check(check, engine.driver.seconds_left)
         checks = tuple(made)
         workspace.keep = options.keep or any(check.result is Result.FAIL for check in checks)
     found = Rehearsal(checks, folder=workspace.folder if workspace.keep else None)
-    receipt = make_receipt(
-        plan, checks, PROOF_WORDS[found.verdict], backend=runner.backend.name, seed=seed
-    )
+    receipt = make_receipt(plan, checks, PROOF_WORDS[found.verdict], backend=backend, seed=seed)
     warnings = keep_receipt(receipt, home, spec.base if options.beside else None)
     return dataclasses.replace(found, receipt=receipt, warnings=warnings)

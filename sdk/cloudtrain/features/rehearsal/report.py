@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.client.receipts import Receipt
-from cloudtrain.features.rehearsal.base import check_to_json
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 
 REQUIRED = ("starts", "trains", "saves", "stops", "resumes")
@@ -40,7 +39,10 @@ class Rehearsal:
         """Return the object that `rehearse --json` prints."""
         return {
             "verdict": PROOF_WORDS[self.verdict],
-            "checks": [check_to_json(check) for check in self.checks],
+            "checks": [
+                {"name": each.name, "result": PROOF_WORDS[each.result], "detail": each.detail}
+                for each in self.checks
+            ],
             "receipt": None if self.receipt is None else self.receipt.to_json(),
             "folder": None if self.folder is None else str(self.folder),
             "warnings": list(self.warnings),

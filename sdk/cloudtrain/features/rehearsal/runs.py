@@ -9,14 +9,20 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from cloudtrain.backends.base import Backend
+from cloudtrain.bundle.archive import Bundle
+from cloudtrain.client.planning_inputs import PlanInputs
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.job.spec import JobSpec
+from cloudtrain.planning.plan import CodeInfo, Plan
+from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.history import MetricHistory
 from cloudtrain.runs.log_lines import LogFilter
+from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.units import Cadence, format_duration
@@ -55,24 +61,46 @@ _END_SECONDS = 180.0
 """Longest wait for the end of a run that was interrupted: the notice, and what is packed after it."""
 
 
-class Runner(Protocol):
-    """Starts runs of one job with one bundle."""
+@dataclass(frozen=True)
+class RehearsalRunner:
+    """Starts runs of one job, all with one bundle. They are not recorded among the user's runs.
+
+    Attributes:
+        backend: Where they run.
+        inputs: Returns what their plans are made with, anew for each run.
+        code: The code.
+        bundle: Its archive.
+    """
+
+    backend: Backend
+    inputs: Callable[[], PlanInputs]
+    code: CodeInfo
+    bundle: Bundle
 
     def start(self, spec: JobSpec) -> Run:
         """Start a run of a variant of the job."""
-        ...
+        return self._send(self.inputs().make_plan(spec, self.code), self.bundle)
 
     def resume(self, run: Run, overrides: Iterable[str], instances: int | None = None) -> Run:
         """Start a run that continues the newest complete checkpoint of one that has ended."""
-        ...
+        previous = PreviousRun(run.plan_document())
+        spec = previous.job(overrides, instances=instances)
+        inputs = replace(self.inputs(), resumed=previous.saved)
+        plan = add_continuation(inputs.make_plan(spec, previous.code))
+        self.backend.check_resume(plan)
+        return self._send(plan, None)
+
+    def _send(self, plan: Plan, bundle: Bundle | None) -> Run:
+        self.backend.start_checks(plan, skip=True)()
+        return self.backend.submit(plan, bundle, is_new=True)
 
     def checkpoints(self, run: Run) -> str:
         """Return the uri of the folder in which a run saves."""
-        ...
+        return checkpoints_of(run.plan_document(), run.id).checkpoints
 
     def environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads checkpoints."""
-        ...
+        return self.backend.storage_environ()
 
 
 class NotShownError(Exception):
@@ -157,7 +185,7 @@ class RunDriver:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: RehearsalRunner,
         spec: JobSpec,
         home: Path,
         seconds: float,

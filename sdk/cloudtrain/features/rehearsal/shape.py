@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cloudtrain.features.rehearsal.gpu_fit import needs_cpu
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
+from cloudtrain_runtime.contract import TrainConfig
 
 _MOST_HOSTS = 2
 _MOST_RANKS = 8
@@ -95,3 +95,12 @@ def _group_size(spec: JobSpec) -> int:
     if parallel is None:
         return 1
     return parallel.group_size * (parallel.shard or 1)
+
+
+def needs_cpu(train: TrainConfig | None, ranks: int, gpus: int) -> bool:
+    """Return whether ranks must leave the GPUs of this machine alone.
+
+    Ranks that share a GPU use Gloo, which has the collectives of DDP for a GPU's tensors, and not those of sharded,
+    tensor or pipeline parallel layouts.
+    """
+    return 0 < gpus < ranks and train is not None and not train.parallel.is_plain
