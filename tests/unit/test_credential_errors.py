@@ -73,10 +73,22 @@ def error_of(action: Any = sign) -> CloudError:
             'AWS_PROFILE: there is no profile "dev" in CONFIG or CREDENTIALS',
             'did you mean "dve"?; to make it: aws configure --profile dev',
         ),
+        ("[profile dev\nregion = eu-west-1\n", "CONFIG:1: cannot be parsed", "correct this line"),
+        ("[profile dev]\nregion eu-west-1\n", "CONFIG:2: cannot be parsed", "correct this line"),
         (
-            "[profile dev\nregion = eu-west-1\n",
-            "Unable to parse config file: CONFIG",
-            "correct this",
+            "[profile dev]\nregion = a\nregion = b\n",
+            "CONFIG:3: cannot be parsed",
+            "correct this line",
+        ),
+        (
+            "[profile dev]\n\n[profile dev]\n",
+            "CONFIG:3: cannot be parsed",
+            "correct this line",
+        ),
+        (
+            "[profile dev]\nregion = a\ns3 =\n  fast\n",
+            "CONFIG: cannot be parsed",
+            "correct this line",
         ),
         (
             "[profile dev]\naws_access_key_id = x\n",
@@ -125,7 +137,7 @@ def test_each_mistake_names_its_profile_and_its_fix(
 
 def test_a_damaged_credentials_file_is_named() -> None:
     credentials_file().write_bytes(b"[default]\nregion = \xff\xfe\n")
-    assert str(credentials_file()) in error_of().message
+    assert f"{credentials_file()}: cannot be parsed" in error_of().message
 
 
 def test_without_any_configuration_nothing_is_blamed() -> None:

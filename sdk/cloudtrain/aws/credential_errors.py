@@ -106,9 +106,15 @@ def _of_missing_profile(_: Any) -> Problem:
 
 
 def _of_malformed_file(error: Any) -> Problem:
+    place = str(error.kwargs.get("path", ""))
+    cause = error.kwargs.get("error")
+    wrong = getattr(cause, "errors", ())
+    line = wrong[0][0] if wrong else getattr(cause, "lineno", None)
+    if line is not None:
+        place = f"{place}:{line}"
     return Problem(
-        _line(error),
-        "correct this file: it has sections such as [profile dev], and below them lines such as region = us-west-2",
+        f"{place}: cannot be parsed (a configuration file of AWS)",
+        "correct this line: a file has sections such as [profile dev], and below them lines such as region = us-west-2",
     )
 
 
