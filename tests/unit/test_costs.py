@@ -17,7 +17,7 @@ START = datetime(2026, 11, 1, tzinfo=UTC)
 def run_of(day: int, name: str, billing: Billing, **fields: Any) -> RunCost:
     moment = START + timedelta(days=day)
     run = f"sagemaker:{name}-{moment:%y%m%d-%H%M%S}-{day:06x}"
-    return RunCost(run, name, "SUCCEEDED", moment, billing, group=name, **fields)
+    return RunCost(run, "SUCCEEDED", moment, billing, group=name, **fields)
 
 
 def test_a_simulated_month_equals_the_sum_by_hand() -> None:

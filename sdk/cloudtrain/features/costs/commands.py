@@ -67,7 +67,8 @@ def costs(
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
-    start, end = read_moment("--since", since), read_moment("--until", until, is_end=True)
+    start = read_moment("--since", since)
+    end = read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
         found = read_costs(since=start, until=end, by=by, backend=only, billed=billed)
     if as_csv:

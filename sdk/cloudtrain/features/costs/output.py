@@ -9,10 +9,12 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import command_name, print_columns, print_message, print_text
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.catalog import Prices
+    from cloudtrain.features.costs.cost_explorer import Billed
     from cloudtrain.features.costs.sums import CostGroup, Costs
 
 
@@ -101,7 +103,7 @@ def print_costs(costs: Costs) -> None:
     if costs.unknown_prices:
         print_message("fetch AWS's prices: cloudtrain prices --region REGION --refresh")
     if costs.billed is not None:
-        _print_billed(costs)
+        _print_billed(costs.billed)
 
 
 def _print_missing(costs: Costs) -> None:
@@ -124,10 +126,7 @@ def _row(group: CostGroup, name: str) -> tuple[str, ...]:
     )
 
 
-def _print_billed(costs: Costs) -> None:
-    billed = costs.billed
-    if billed is None:
-        return
+def _print_billed(billed: Billed) -> None:
     estimated = ", which AWS may still change" if billed.is_estimated else ""
     print_text(
         f"\nCost Explorer, {billed.since} to {billed.until} (exclusive): {format_usd(billed.training_usd)} for training "
@@ -138,7 +137,7 @@ def _print_billed(costs: Costs) -> None:
         [("usage", "USD"), *((name, f"{usd:,.2f}") for name, usd in usages[:_MOST_USAGES])]
     )
     print_message(
-        f"{billed.requests} request{'' if billed.requests == 1 else 's'} of Cost Explorer, each of which AWS bills. "
+        f"{count(billed.requests, 'request')} of Cost Explorer, each of which AWS bills. "
         "Its figure has the days of the usage, all jobs and regions of the account, and discounts"
     )
 

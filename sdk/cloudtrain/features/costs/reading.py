@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -107,41 +107,38 @@ def read_costs(
         raise UserError(
             "Cost Explorer needs the start of the period", "give since, such as --since 30d"
         )
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:  # a description of each job
+    # Each run is a description of its job.
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         runs = [*pool.map(lambda pair: _read_cost(pair[0], pair[1], by), found)]
     endpoints, missing = _read_endpoints(backends, by, since, until)
     known = [run for run in runs if run is not None] + endpoints
     costs = sum_costs(known, by, since=since, until=until, missing=missing)
-    return (
-        dataclasses.replace(costs, billed=fetch_billed(since, until)) if billed and since else costs
-    )
+    if not billed or since is None:
+        return costs
+    return dataclasses.replace(costs, billed=fetch_billed(since, until))
 
 
 def _read_endpoints(
     backends: Iterable[Backend], by: str, since: datetime | None, until: datetime | None
 ) -> tuple[list[RunCost], list[str]]:
     """Return the costs of the endpoints of backends, newest first, and what they lack."""
-    found, missing = [], []
+    found: list[RunCost] = []
+    missing: list[str] = []
     for backend in backends:
         try:
             for use in backend.endpoints(since, until):
-                group = job_name(use.run) if by == "name" else _group_of(Run(use.run, backend), by)
-                run = f"{backend.name}:{use.run}"
-                created, billing = use.created, use.billing
                 cost = RunCost(
-                    run,
-                    job_name(use.run),
-                    use.state,
-                    created,
-                    billing,
-                    group=group,
+                    run=f"{backend.name}:{use.run}",
+                    state=use.state,
+                    created=use.created,
+                    billing=use.billing,
+                    group=_group_of(Run(use.run, backend), by),
                     endpoint=use.name,
                 )
                 found.append(cost)
         except CloudError as error:
-            missing.append(
-                f"endpoints: {error.message}" + (f" ({error.hint})" if error.hint else "")
-            )
+            hint = f" ({error.hint})" if error.hint else ""
+            missing.append(f"endpoints: {error.message}{hint}")
     if found:
         missing.append(_DELETED_ELSEWHERE)
     return sorted(found, key=lambda cost: cost.created or datetime.now(UTC), reverse=True), missing
@@ -155,12 +152,18 @@ def _read_cost(backend: Backend, status: Status, by: str) -> RunCost | None:
     except RunNotFoundError:
         return None
     has_failed = status.state is State.FAILED
-    lost = _read_lost(run, billing, status.ended) if has_failed or billing.restarts else LostWork()
-    name = job_name(status.run)
-    cost = RunCost(
-        status.reference, name, str(status.state), status.created, billing, has_failed, lost, name
+    lost = LostWork()
+    if has_failed or billing.restarts:
+        lost = _read_lost(run, billing, status.ended)
+    return RunCost(
+        run=status.reference,
+        state=str(status.state),
+        created=status.created,
+        billing=billing,
+        has_failed=has_failed,
+        lost=lost,
+        group=_group_of(run, by),
     )
-    return cost if by == "name" else dataclasses.replace(cost, group=_group_of(run, by))
 
 
 def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:
@@ -169,16 +172,19 @@ def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:
         return LostWork()
     with contextlib.suppress(CloudError, UserError):
         events = (parse_event(line.text) for line in run.logs(only=EVENT_LINES))
-        end = ended.astimezone(UTC).timestamp() if ended is not None else None
+        end = None if ended is None else ended.timestamp()
         return measure_lost_work((event for event in events if event is not None), end)
     return LostWork()
 
 
 def _group_of(run: Run, by: str) -> str:
-    """Return the user or the tags of a run, by its plan.json; empty without."""
+    """Return the job's name of a run, or by its plan.json the user or the tags; empty without."""
+    if by == "name":
+        return job_name(run.id)
     try:
         plan = read_fields(run.plan_document(), PLAN)
-    except (RunNotFoundError, UserError):  # something else submitted the job, or deleted the file
+    except UserError:
+        # Something else submitted the job, or deleted the file.
         return ""
     tags: dict[str, str] = {
         tag["Key"]: tag["Value"] for tag in plan.get("request", {}).get("Tags", ())
@@ -187,10 +193,5 @@ def _group_of(run: Run, by: str) -> str:
         return str(tags.get(_USER_TAG) or plan.get("submitter", ""))
     if by != "tag":
         return tags.get(by.removeprefix(_KEY), "")
-    return ", ".join(_own(tags))
-
-
-def _own(tags: dict[str, str]) -> Iterator[str]:
-    for key, value in sorted(tags.items()):
-        if not key.startswith(OWN_TAG_PREFIX):
-            yield f"{key}={value}"
+    own = (f"{key}={tags[key]}" for key in sorted(tags) if not key.startswith(OWN_TAG_PREFIX))
+    return ", ".join(own)

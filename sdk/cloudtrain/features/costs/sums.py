@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.features.costs.cost_explorer import Billed
 from cloudtrain.runs.billing import Billing
-from cloudtrain.support.notebook.summary import Row, Summary
+from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_usd
 
 _HOUR = 3600
@@ -38,7 +38,8 @@ def measure_lost_work(events: Iterable[Mapping[str, Any]], ended: float | None) 
         ended: When the run ended, in seconds since the epoch; by default the time of its last event.
     """
     saved: dict[int, float] = {}
-    began = last = None
+    began: float | None = None
+    last: float | None = None
     repeated = 0.0
     for event in events:
         kind = event["event"]
@@ -68,7 +69,6 @@ class RunCost:
 
     Attributes:
         run: Reference, such as `sagemaker:digits-261120-101500-1a2b3c`.
-        name: Name of its job.
         state: State of the run, or status of the endpoint.
         created: When it was submitted, or the endpoint was created.
         billing: What AWS bills.
@@ -79,7 +79,6 @@ class RunCost:
     """
 
     run: str
-    name: str
     state: str
     created: datetime | None
     billing: Billing
@@ -197,11 +196,7 @@ class UnknownPrice:
 
     def __str__(self) -> str:
         counts = ((self.runs, "run"), (self.endpoints, "endpoint"))
-        parts = []
-        for count, word in counts:
-            if count:
-                plural = "" if count == 1 else "s"
-                parts.append(f"{count} {word}{plural}")
+        parts = [count(number, noun) for number, noun in counts if number]
         place = self.instance_type
         if self.region:
             place = f"{place} in {self.region}"
@@ -282,7 +277,7 @@ def sum_costs(
     groups = [_sum(name, members) for name, members in _by(counted, lambda run: run.group).items()]
     unpriced = _by(
         (run for run in counted if run.billing.cost_usd is None and not run.is_serverless),
-        _priced_as,
+        lambda run: (run.billing.instance_type, run.billing.region),
     )
     serverless = (
         f"{run.endpoint} is serverless: AWS bills its requests"
@@ -290,24 +285,28 @@ def sum_costs(
         if run.is_serverless
     )
     return Costs(
-        since,
-        until,
-        by,
-        tuple(run for run in counted if not run.endpoint),
-        tuple(sorted(groups, key=lambda group: (-group.cost_usd, group.name))),
-        _sum("total", counted),
-        tuple(
-            UnknownPrice(name, region, found.runs, found.instance_hours, found.endpoints)
-            for (name, region), members in unpriced.items()
-            for found in (_sum("", members),)
-        ),
-        tuple(run for run in counted if run.endpoint),
-        (*serverless, *missing),
+        since=since,
+        until=until,
+        by=by,
+        runs=tuple(run for run in counted if not run.endpoint),
+        groups=tuple(sorted(groups, key=lambda group: (-group.cost_usd, group.name))),
+        total=_sum("total", counted),
+        unknown_prices=tuple(_unknown_price(members) for members in unpriced.values()),
+        endpoints=tuple(run for run in counted if run.endpoint),
+        missing=(*serverless, *missing),
     )
 
 
-def _priced_as(run: RunCost) -> tuple[str, str]:
-    return run.billing.instance_type, run.billing.region
+def _unknown_price(members: Sequence[RunCost]) -> UnknownPrice:
+    found = _sum("", members)
+    billing = members[0].billing
+    return UnknownPrice(
+        instance_type=billing.instance_type,
+        region=billing.region,
+        runs=found.runs,
+        instance_hours=found.instance_hours,
+        endpoints=found.endpoints,
+    )
 
 
 def _by(runs: Iterable[RunCost], key: Callable[[RunCost], _Key]) -> dict[_Key, list[RunCost]]:
@@ -325,15 +324,15 @@ def _sum(name: str, runs: Sequence[RunCost]) -> CostGroup:
     )
     endpoints = sum(bool(run.endpoint) for run in runs)
     return CostGroup(
-        name,
-        len(runs) - endpoints,
-        seconds / _HOUR,
-        sum(cost for cost in costs if cost is not None),
-        sum(run.billing.saved_usd for run in runs),
-        sum(run.interrupted_usd for run in runs),
-        sum(run.failed_usd for run in runs),
-        costs.count(None),
-        endpoints,
+        name=name,
+        runs=len(runs) - endpoints,
+        instance_hours=seconds / _HOUR,
+        cost_usd=sum(cost for cost in costs if cost is not None),
+        saved_usd=sum(run.billing.saved_usd for run in runs),
+        interrupted_usd=sum(run.interrupted_usd for run in runs),
+        failed_usd=sum(run.failed_usd for run in runs),
+        unpriced=costs.count(None),
+        endpoints=endpoints,
     )
 
 
