@@ -48,7 +48,6 @@ REASONS = {
     "sdk/cloudtrain/features/dashboard/browser.py": NEW,
     "sdk/cloudtrain/features/dashboard/report.py": "a report has a mark (test_own_files.py)",
     "sdk/cloudtrain/preflight/prices.py": "in the user's configuration, with a name of its own",
-    "sdk/cloudtrain/features/rehearsal/data_sample.py": HOME,
     "sdk/cloudtrain/features/rehearsal/memory.py": NEW,
     "sdk/cloudtrain/client/receipts.py": "refuses a file that is no receipt (test_receipts.py)",
     "sdk/cloudtrain/features/rehearsal/starting.py": NEW,

@@ -52,9 +52,7 @@ def change(job: Callable[..., Path], tmp_path: Path) -> Change:
 
     def run(sample: Sample) -> tuple[JobSpec, list[Check]]:
         folder = tmp_path / f"rehearsal-{next(folders)}"
-        changed, checks = sample_channels(
-            spec, sample, tmp_path / "home", folder, time.monotonic() + 100
-        )
+        changed, checks = sample_channels(spec, sample, folder, time.monotonic() + 100)
         return changed, list(checks)
 
     return run
@@ -103,21 +101,6 @@ def test_bytes_limit_a_sample_to_complete_objects(s3: Any, change: Change) -> No
         UserError, match=r"the smallest object, s3://cloudtrain-test/data/0/000, has 30 B"
     ):
         change(Sample(None, 29))
-
-
-def test_the_next_rehearsal_reads_only_new_objects(server: S3Server, change: Change) -> None:
-    import boto3
-
-    s3 = boto3.client("s3")
-    s3.create_bucket(
-        Bucket="cloudtrain-test", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
-    )
-    put(s3, 3)
-    first, _ = change(Sample())
-    Path(first.data["train"].uri or "", "0", "000").chmod(0o644)
-    Path(first.data["train"].uri or "", "0", "000").write_text("changed by the job")
-    server.set_faults(FaultPlan(operations="GetObject|HeadObject", denied=1.0))
-    assert content(change(Sample())[0]) == {f"0/00{index}": f"00{index}" * 10 for index in range(3)}
 
 
 def test_a_refused_object_is_named_with_its_permission(

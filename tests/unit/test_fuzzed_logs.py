@@ -31,7 +31,6 @@ from cloudtrain.features.dashboard.page import report_page
 from cloudtrain.features.dashboard.run_record import RunRecord, run_document, run_row
 from cloudtrain.features.evaluation.output import print_evaluation, print_ranking
 from cloudtrain.features.rehearsal.runs import Ended
-from cloudtrain.features.rehearsal.saving import seconds_per_step
 from cloudtrain.runs.comparison import compare_runs, known_evaluations, read_plan
 from cloudtrain.runs.evaluations import rank_evaluations
 from cloudtrain.runs.history import read_history
@@ -200,7 +199,7 @@ def read_all(home: Path, state: State) -> Iterator[str]:
     find_cause(events, {"algo-1": folder.tree("algo-1").failure}, {"algo-1": 1})
     yield "rehearse"
     ended = Ended(run, status, events)
-    assert [*ended.losses, ended.first_step, ended.last_step, seconds_per_step(ended)]
+    assert [*ended.losses, ended.first_step, ended.last_step]
 
 
 def test_no_fuzzed_log_breaks_a_reader(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

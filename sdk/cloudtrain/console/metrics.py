@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,15 +65,10 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     """
     if len(rows) <= most:
         return list(rows)
-    counts: dict[str, int] = {}
-    for row in rows:
-        for name in row:
-            counts[name] = counts.get(name, 0) + 1
+    counts = Counter(name for row in rows for name in row)
     inner = rows[1:-1]
     parts = most - 2
-    bounds = [0]
-    if parts:
-        bounds = [len(inner) * part // parts for part in range(parts + 1)]
+    bounds = [len(inner) * part // max(1, parts) for part in range(parts + 1)]
     groups = [inner[first:end] for first, end in itertools.pairwise(bounds)]
 
     def rarity(row: Mapping[str, Any]) -> float:

@@ -182,9 +182,9 @@ def _compare_evaluated(name: str, evaluations: Sequence[Evaluation | None]) -> C
 def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMetric:
     values = [[each.value for each in history.metrics.get(name, ())] for history in histories]
     last = [of_run[-1] if of_run else None for of_run in values]
-    if not is_higher_better(name) and not is_lower_better(name):
+    choose = _choice_of(name)
+    if choose is None:
         return _choose_winner(name, last, last)
-    choose = max if is_higher_better(name) else min
     best = [
         choose((each for each in of_run if each is not None), default=None) for of_run in values
     ]
@@ -194,14 +194,20 @@ def _compare_metric(name: str, histories: Sequence[MetricHistory]) -> ComparedMe
 def _choose_winner(
     name: str, last: Sequence[float | None], best: Sequence[float | None]
 ) -> ComparedMetric:
-    higher = is_higher_better(name)
-    lower = is_lower_better(name)
+    choose = _choice_of(name)
     known = [(value, index) for index, value in enumerate(best) if value is not None]
     winner = None
-    if len(known) > 1 and higher != lower:
-        choose = max if higher else min
+    if len(known) > 1 and choose is not None:
         _, winner = choose(known, key=lambda pair: pair[0])
     return ComparedMetric(name, tuple(last), tuple(best), winner)
+
+
+def _choice_of(metric: str) -> Any:
+    """Return the function that chooses the best value of a metric: `max`, `min`, or None if it is unknown."""
+    higher = is_higher_better(metric)
+    if higher == is_lower_better(metric):
+        return None
+    return max if higher else min
 
 
 def _flatten(content: Any, path: str) -> Iterator[tuple[str, Any]]:

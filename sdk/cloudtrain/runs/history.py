@@ -102,23 +102,18 @@ class MetricHistory:
         """Values by metric, ordered by step; each metric has at least one."""
         return self._values
 
-    @property
-    def training_metrics(self) -> tuple[str, ...]:
-        """Names of the metrics without those of the training's speed."""
-        return tuple(name for name in self._values if name not in SPEED_METRICS)
-
     def select(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the metrics that names select.
 
         Args:
-            names: Metrics such as `train/loss`, or names such as `loss` for all splits; none of them selects
-                `training_metrics`.
+            names: Metrics such as `train/loss`, or names such as `loss` for all splits; none of them selects all
+                metrics but those of the training's speed.
 
         Raises:
             UserError: no metric has this name.
         """
         if not names:
-            return self.training_metrics
+            return tuple(name for name in self._values if name not in SPEED_METRICS)
         selected: dict[str, None] = {}
         for name in names:
             found = [

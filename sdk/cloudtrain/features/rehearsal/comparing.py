@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from subprocess import CompletedProcess
 from typing import Any
 
-from cloudtrain.features.rehearsal.runs import NotShownError, first_line
+from cloudtrain.features.rehearsal.runs import Ended, NotShownError, RunDriver, first_line
+from cloudtrain.features.rehearsal.workspace import Workspace
 from cloudtrain_runtime.contract.strict_json import decode_floats, load_json
 
 _MODULE = "cloudtrain_runtime.checkpoint.inspection"
@@ -54,30 +55,27 @@ class Difference:
         return "; ".join(parts) + named
 
 
-def compare(
-    run: Callable[..., CompletedProcess[str]],
-    environ: Mapping[str, str],
-    uris: Sequence[str],
-    timeout: float,
-) -> list[Difference]:
-    """Return how the checkpoints at `uris[1:]` differ from the first one.
-
-    Args:
-        run: Runs a program: `Workspace.run`.
-        environ: Environment of the program, with credentials where checkpoints are in S3.
-        uris: One checkpoint each.
-        timeout: Longest time in seconds.
+def compare(workspace: Workspace, driver: RunDriver, runs: Sequence[Ended]) -> list[Difference]:
+    """Return how the last checkpoints of runs differ from that of the first one.
 
     Raises:
-        NotShownError: A checkpoint cannot be read.
+        NotShownError: A checkpoint is missing or cannot be read, or there was not enough time.
     """
-    # -P: modules in the working folder must not be imported.
-    done = run(
-        [sys.executable, "-P", "-m", _MODULE, "compare", *uris],
-        cwd=None,
-        env=environ,
-        timeout=timeout,
-    )
+    saved = [each.status.progress.checkpoint for each in runs]
+    uris = [each.uri for each in saved if each is not None]
+    if len(uris) < len(runs):
+        raise NotShownError("a run has no last checkpoint")
+    try:
+        # -P: modules in the working folder must not be imported.
+        done = workspace.run(
+            [sys.executable, "-P", "-m", _MODULE, "compare", *uris],
+            cwd=workspace.folder,
+            env=driver.runner.environ(),
+            timeout=max(1.0, driver.seconds_left),
+        )
+    except subprocess.TimeoutExpired:
+        text = f"no time was left to compare the checkpoints: {driver.more_time}"
+        raise NotShownError(text, is_failure=False) from None
     answer = _parse(done.stdout)
     if answer.get("event") != "result":
         reason = answer.get("message") or first_line(done.stderr[-2000:])

@@ -1,14 +1,11 @@
 """A sample of a job's data in S3, for a rehearsal on this machine.
 
 The objects of a sample are spread over those of the channel. Each is fetched completely or the rehearsal ends with an
-error that names it. They are kept below the folder of local runs, so that the next rehearsal fetches only new ones.
+error that names it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,16 +22,13 @@ from cloudtrain.aws.s3_download import (
     names_file,
 )
 from cloudtrain.errors import UserError
+from cloudtrain.features.rehearsal.runs import STARTS
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size, parse_size
 
-CACHE_FOLDER = "samples"
-"""Folder of the fetched objects, below the folder of local runs."""
-
-_CHECK = "starts"
 _MOST_LISTED = 20_000
 """Objects of a channel that are listed: 20 requests."""
 
@@ -72,7 +66,7 @@ def parse_sample(text: str) -> Sample:
 
 
 def sample_channels(
-    spec: JobSpec, sample: Sample, home: Path, folder: Path, deadline: float
+    spec: JobSpec, sample: Sample, folder: Path, deadline: float
 ) -> tuple[JobSpec, tuple[Check, ...]]:
     """Replace a job's data in S3 by a sample on this machine; return the changed job, and checks about its data.
 
@@ -81,7 +75,6 @@ def sample_channels(
     Args:
         spec: The job.
         sample: How much of each channel is read.
-        home: Folder of local runs, in which the fetched objects are kept.
         folder: Folder for the sample.
         deadline: Time on the monotonic clock at which the rehearsal ends.
     """
@@ -93,7 +86,7 @@ def sample_channels(
     data = dict(spec.data)
     checks = []
     for name, channel in remote.items():
-        fetch = _Fetch(s3, name, channel, home / CACHE_FOLDER, deadline)
+        fetch = _Fetch(s3, name, channel, deadline)
         target = folder / "data" / name
         checks.append(fetch.provide(target, sample, spec.cluster.preferred_instances))
         data[name] = channel.model_copy(update={"uri": str(target)})
@@ -103,11 +96,10 @@ def sample_channels(
 class _Fetch:
     """Reads a sample of one channel."""
 
-    def __init__(self, s3: Any, name: str, channel: Channel, cache: Path, deadline: float) -> None:
+    def __init__(self, s3: Any, name: str, channel: Channel, deadline: float) -> None:
         self._s3 = s3
         self._name = name
         self._channel = channel
-        self._cache = cache
         self._deadline = deadline
         self._uri = channel.source
         self._bucket = split_uri(self._uri).bucket
@@ -129,14 +121,7 @@ class _Fetch:
                 f"{format_size(least.bytes)}, and an object is fetched completely or not at all",
                 f"use a larger sample, such as --sample {least.bytes // 10**6 + 1}MB or --sample 1",
             )
-        fetched = self._fetch(chosen)
-        for each, path in zip(chosen, fetched, strict=True):
-            place = target / each.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-            if self._channel.mode == "FastFile":
-                # A FastFile channel is mounted for reading.
-                place.chmod(0o444)
+        self._fetch(chosen, target)
         return self._check(listed, chosen, instances, is_complete=is_complete)
 
     def _list(self) -> list[FoundObject]:
@@ -156,29 +141,23 @@ class _Fetch:
             )
         return sorted(listed, key=lambda each: each.key)
 
-    def _fetch(self, chosen: Sequence[FoundObject]) -> list[Path]:
-        """Return the files of objects, fetched where the cache does not have them."""
-        self._cache.mkdir(parents=True, exist_ok=True)
-        paths = [self._cache / _cache_name(self._bucket, each) for each in chosen]
-        pairs = zip(chosen, paths, strict=True)
-        missing = [(each, path) for each, path in pairs if not _is_cached(path, each)]
-        # Written under another name first: an interrupted rehearsal leaves no object that looks complete.
-        partial = [path.with_name(f"{path.name}.{os.getpid()}.partial") for _, path in missing]
-        wanted = [
-            (self._bucket, each.key, part) for (each, _), part in zip(missing, partial, strict=True)
-        ]
-        done = fetch_objects(self._s3, wanted, lambda count: None)  # noqa: ARG005 (no progress is shown)
+    def _fetch(self, chosen: Sequence[FoundObject], target: Path) -> None:
+        paths = [target / each.name for each in chosen]
+        wanted = [(self._bucket, each.key, path) for each, path in zip(chosen, paths, strict=True)]
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        # No progress is shown.
+        done = fetch_objects(self._s3, wanted, lambda count: None)  # noqa: ARG005
         try:
-            for (each, path), part in zip(missing, partial, strict=True):
-                self._fetch_next(done, each, part)
-                part.replace(path)
+            for each, path in zip(chosen, paths, strict=True):
+                self._fetch_next(done, each, path)
+                if self._channel.mode == "FastFile":
+                    # A FastFile channel is mounted for reading.
+                    path.chmod(0o444)
         finally:
             done.close()  # type: ignore[attr-defined]
-            for part in partial:
-                part.unlink(missing_ok=True)
-        return paths
 
-    def _fetch_next(self, done: Iterator[None], wanted: FoundObject, part: Path) -> None:
+    def _fetch_next(self, done: Iterator[None], wanted: FoundObject, path: Path) -> None:
         uri = f"s3://{self._bucket}/{wanted.key}"
         permission = f"s3:GetObject on arn:aws:s3:::{self._bucket}/{wanted.key}"
         if time.monotonic() > self._deadline:
@@ -190,7 +169,7 @@ class _Fetch:
             f"read {uri} (channel {self._name}; it needs {permission}, and kms:Decrypt where a key encrypts it)"
         ):
             next(done)
-        size = part.stat().st_size
+        size = path.stat().st_size
         if size != wanted.bytes:
             raise UserError(
                 f"data.{self._name}: {uri} had {wanted.bytes} bytes when it was listed, and {size} were read",
@@ -210,11 +189,11 @@ class _Fetch:
                 f"channel {self._name} is sharded over {instances} instances and has {len(listed)} objects: some "
                 f"instances would get none. Store it as at least {instances} objects, or use sharded: false"
             )
-            return Check(_CHECK, Result.FAIL, detail)
+            return Check(STARTS, Result.FAIL, detail)
         count = f"{len(listed)}" if is_complete else f"more than {len(listed)}"
         total = f" of {format_size(_bytes(listed))}" if is_complete else ""
         detail = f"channel {self._name}: {len(chosen)} of {count} objects ({format_size(_bytes(chosen))}{total}) were read"
-        return Check(_CHECK, Result.PASS, detail)
+        return Check(STARTS, Result.PASS, detail)
 
 
 def _choose(listed: Sequence[FoundObject], sample: Sample) -> list[FoundObject]:
@@ -242,13 +221,3 @@ def _choose(listed: Sequence[FoundObject], sample: Sample) -> list[FoundObject]:
 
 def _bytes(objects: Iterable[FoundObject]) -> int:
     return sum(each.bytes for each in objects)
-
-
-def _cache_name(bucket: str, found: FoundObject) -> str:
-    """Return the name of a version of an object: a new one has another time or size."""
-    identity = f"{bucket}\n{found.key}\n{found.bytes}\n{found.modified}"
-    return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def _is_cached(path: Path, found: FoundObject) -> bool:
-    return path.is_file() and path.stat().st_size == found.bytes

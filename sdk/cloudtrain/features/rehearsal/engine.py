@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.bundle.unpacking import unpack
-from cloudtrain.features.rehearsal.comparing import Difference, compare
+from cloudtrain.features.rehearsal.comparing import compare
 from cloudtrain.features.rehearsal.memory import NAME as MEMORY
 from cloudtrain.features.rehearsal.memory import check_memory, explain_out_of_memory
 from cloudtrain.features.rehearsal.resuming import (
@@ -22,19 +21,21 @@ from cloudtrain.features.rehearsal.resuming import (
     Interruptions,
 )
 from cloudtrain.features.rehearsal.runs import (
+    STARTS,
+    TRAINS,
     UNSEEN_GROUP,
     Ended,
     NotShownError,
     RehearsalRunner,
     RunDriver,
-    describe_lone_ranks,
+    find_training_fault,
     has_succeeded,
+    not_started,
     why,
 )
 from cloudtrain.features.rehearsal.saving import check_saves
-from cloudtrain.features.rehearsal.scripts import IMPORTED, ScriptRehearsal
+from cloudtrain.features.rehearsal.scripts import ScriptRehearsal
 from cloudtrain.features.rehearsal.shape import Shape, other_sizes
-from cloudtrain.features.rehearsal.starting import NAME as STARTS
 from cloudtrain.features.rehearsal.starting import check_requirements
 from cloudtrain.features.rehearsal.workspace import Workspace
 from cloudtrain.job.diagnostics import Severity
@@ -46,7 +47,6 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence
 
-TRAINS = "trains"
 STEPS = 12
 """Optimizer steps of a Task."""
 SCRIPT_STEPS = 36
@@ -158,19 +158,12 @@ class Engine:
             driver.wait_for_first_step(run)
             reference = driver.wait(run)
         except NotShownError as error:
-            if driver.has_stepped:
-                yield Check(STARTS, Result.PASS, IMPORTED)
-            name = TRAINS if driver.has_stepped else STARTS
-            result = Result.FAIL if error.is_failure else Result.UNKNOWN
-            yield Check(name, result, str(error))
+            yield from not_started(driver, error)
             return
         if not has_succeeded(reference):
             # A GPU here may be smaller than that of the job.
             small = explain_out_of_memory(reference.status.reason)
-            if small is None:
-                yield from judge_reference(reference, driver)
-            else:
-                yield small
+            yield from judge_reference(reference, driver) if small is None else [small]
             return
         yield from judge_reference(reference, driver)
         self.on_progress("verifying the checkpoint")
@@ -184,7 +177,7 @@ class Engine:
         interruptions = Interruptions(
             driver=driver,
             reference=reference,
-            compare=self._compare,
+            compare=partial(compare, self.workspace, driver),
             seed=self.seed,
         )
         yield from interruptions.checks(self.on_progress)
@@ -194,27 +187,6 @@ class Engine:
         else:
             text = "the parallel layout fits on no other number of ranks that this machine carries"
             yield Check(ELASTIC, Result.UNKNOWN, text)
-
-    def _compare(self, runs: list[Ended]) -> list[Difference]:
-        uris = [
-            each.status.progress.checkpoint.uri
-            for each in runs
-            if each.status.progress.checkpoint is not None
-        ]
-        if len(uris) < len(runs):
-            raise NotShownError("a run has no last checkpoint")
-        seconds = max(1.0, self.driver.seconds_left)
-
-        def start(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-            return self.workspace.run(command, **{**options, "cwd": self.workspace.folder})
-
-        try:
-            return compare(start, self.runner.environ(), uris, seconds)
-        except subprocess.TimeoutExpired:
-            raise NotShownError(
-                f"no time was left to compare the checkpoints: {self.driver.more_time}",
-                is_failure=False,
-            ) from None
 
     def _memory(self) -> Check:
         self.on_progress(MEMORY)
@@ -249,17 +221,13 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     reports = reference.of_kind("ranks")
     joined = sum(int(each.get("joined") or 0) for each in reports)
     alone = sum(int(each.get("alone") or 0) for each in reports)
-    if world != ranks or alone:
-        text = describe_lone_ranks(reports, alone or ranks - world, ranks)
-        yield Check(TRAINS, Result.FAIL, text)
-        return
+    fault = find_training_fault(reference, alone or ranks - world, ranks)
     if driver.spec.code.task is not None and not reference.of_kind("finished"):
-        text = f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
-        yield Check(TRAINS, Result.FAIL, text)
-        return
-    infinite = [step for step, loss in losses.items() if loss is None]
-    if infinite:
-        yield Check(TRAINS, Result.FAIL, f"the loss of step {infinite[0]} is not finite")
+        fault = fault or (
+            f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
+        )
+    if fault:
+        yield Check(TRAINS, Result.FAIL, fault)
         return
     shown = ", no loss was reported"
     if losses:

@@ -280,7 +280,7 @@ def rehearse_job(
             ),
         )
         sample = parse_sample(str(options.sample))
-        here, sampled = sample_channels(spec, sample, home, workspace.folder, deadline)
+        here, sampled = sample_channels(spec, sample, workspace.folder, deadline)
         places = {name: channel.local_path for name, channel in here.data.items()}
         channels = {name: here.base / path for name, path in places.items() if path is not None}
         rehearsed = RehearsedJob(

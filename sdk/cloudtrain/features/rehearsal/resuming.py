@@ -13,8 +13,7 @@ from cloudtrain.features.rehearsal.comparing import MARGIN, Difference
 from cloudtrain.features.rehearsal.rank_counts import judge_losses
 from cloudtrain.features.rehearsal.runs import (
     HOST,
-    LAUNCHER,
-    RANK,
+    KILLS,
     Ended,
     NotShownError,
     RunDriver,
@@ -40,7 +39,6 @@ LEAST_STEPS = 3
 """Steps of the shortest training that can be interrupted after a checkpoint."""
 _MOST_TOLERANCE = 0.01
 """Relative difference of two uninterrupted runs, beyond which a comparison with a third one shows nothing."""
-_KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
 
 
 @dataclass
@@ -82,14 +80,14 @@ class Interruptions:
         steps = self._steps()
         problems: list[Check] = []
         yield from self._stop(steps[_STOP], problems, on_progress)
-        for what, text in _KILLS.items():
+        for what, text in KILLS.items():
             step = steps[what]
             on_progress(f"{text} at step {step}")
             try:
                 self.done.append(self._kill(what, step))
             except NotShownError as error:
                 detail = f"after {text} at step {step}: {error}"
-                problems.append(Check(RESUMES, _result_of(error), detail))
+                problems.append(Check(RESUMES, error.result, detail))
         yield from problems
         on_progress("comparing the final states")
         yield from self._compare()
@@ -102,7 +100,7 @@ class Interruptions:
         is_task = self.driver.spec.code.task is not None
         margin = TASK_MARGIN if is_task else SCRIPT_MARGIN
         last = max(first + 1, self.driver.last_step - margin)
-        steps = {what: draw.randint(first + 1, last) for what in (_STOP, *_KILLS)}
+        steps = {what: draw.randint(first + 1, last) for what in (_STOP, *KILLS)}
         # As late as possible: some faults need a second epoch.
         return {**steps, HOST: last}
 
@@ -116,7 +114,7 @@ class Interruptions:
             driver.until_held(run, step)
             ended = driver.stop(run)
         except NotShownError as error:
-            yield Check(STOPS, _result_of(error), str(error))
+            yield Check(STOPS, error.result, str(error))
             return
         yield self._judge_stop(ended, step)
         if ended.status.progress.checkpoint is None or has_succeeded(ended):
@@ -126,7 +124,7 @@ class Interruptions:
             resumed = self._finished(driver.resume(ended))
         except NotShownError as error:
             detail = f"after SIGTERM at step {step}: {error}"
-            problems.append(Check(RESUMES, _result_of(error), detail))
+            problems.append(Check(RESUMES, error.result, detail))
             return
         self.done.append(
             Interruption(
@@ -168,7 +166,7 @@ class Interruptions:
         if not has_succeeded(ended):
             resumed = self._finished(driver.resume(ended))
         return Interruption(
-            what=_KILLS[what],
+            what=KILLS[what],
             step=step,
             ended=ended,
             resumed=resumed,
@@ -209,7 +207,7 @@ class Interruptions:
             if not all(each.is_equal for each in found):
                 tolerance = self._tolerance()
         except NotShownError as error:
-            yield Check(RESUMES, _result_of(error), str(error))
+            yield Check(RESUMES, error.result, str(error))
             return
         equal = []
         for each, difference in zip(self.done, found, strict=True):
@@ -288,7 +286,7 @@ class Interruptions:
                     self.driver.resume(stopped.ended, override, instances=instances)
                 )
             except NotShownError as error:
-                yield Check(ELASTIC, _result_of(error), f"{text}: {error}")
+                yield Check(ELASTIC, error.result, f"{text}: {error}")
                 continue
             yield self._judge_elastic(text, resumed, expected, instances * ranks)
 
@@ -342,7 +340,3 @@ def judge_state(
         text += ", too much for a comparison: seed all random generators of the job, so that its runs are equal"
         return Check(RESUMES, Result.UNKNOWN, text)
     return Check(RESUMES, Result.PASS, f"{text}, and the tolerance is {MARGIN:g} times that")
-
-
-def _result_of(error: NotShownError) -> Result:
-    return Result.FAIL if error.is_failure else Result.UNKNOWN

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
+from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence, format_duration
 from cloudtrain_runtime.contract import (
     EVENT_PREFIX,
@@ -42,9 +43,13 @@ from cloudtrain_runtime.contract.strict_json import load_json
 if TYPE_CHECKING:
     import psutil
 
+STARTS = "starts"
+TRAINS = "trains"
+IMPORTED = "the bundle unpacked as it would travel, and its code was imported"
 LAUNCHER = "launcher"
 RANK = "rank"
 HOST = "host"
+KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
 UNSEEN_GROUP = "whether the ranks train together is not visible, because other processes than cloudtrain's train"
 FULL_BYTES = 100 * 10**6
 """Free disk space below which a failure counts as one of this machine."""
@@ -106,13 +111,17 @@ class RehearsalRunner:
 class NotShownError(Exception):
     """Something did not happen in a run. The message is a sentence for the report.
 
-    Attributes:
+    Args:
+        message: The sentence.
         is_failure: Whether it shows a fault of the job; else time or this machine was too small.
+
+    Attributes:
+        result: The result of the check that it ends.
     """
 
     def __init__(self, message: str, *, is_failure: bool = True) -> None:
         super().__init__(message)
-        self.is_failure = is_failure
+        self.result = Result.FAIL if is_failure else Result.UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -121,8 +130,6 @@ class Record:
 
     step: int
     rank: int
-    # Place in the file of its rank.
-    order: int
     samples: tuple[str, ...]
 
 
@@ -218,11 +225,6 @@ class RunDriver:
         return max(0.0, self.deadline - time.monotonic())
 
     @property
-    def start_limit_seconds(self) -> float:
-        """Longest time that the first run may take until its first step."""
-        return max(LEAST_START_SECONDS, self.seconds)
-
-    @property
     def more_time(self) -> str:
         """What gives a rehearsal enough time, as far as it is known: the option, and why."""
         if self._start_seconds is None:
@@ -245,7 +247,7 @@ class RunDriver:
         """
         is_first = self._start_seconds is None
         began = time.monotonic()
-        limit = self.start_limit_seconds
+        limit = max(LEAST_START_SECONDS, self.seconds)
         if self._start_seconds is not None:
             # A later start takes about as long as the first one.
             share = max(_LEAST_RUN_SECONDS, self.seconds_left * _SHARE_OF_TIME)
@@ -422,14 +424,13 @@ class RunDriver:
         for folder in self.rank_folders(run):
             for path in sorted(folder.glob("steps-*.jsonl")):
                 rank = int(path.stem.removeprefix("steps-"))
-                for order, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+                for line in path.read_text(encoding="utf-8").splitlines():
                     # The last line of a killed rank is incomplete.
                     with contextlib.suppress(ValueError, KeyError):
                         content = load_json(line)
                         record = Record(
                             step=content["step"],
                             rank=rank,
-                            order=order,
                             samples=tuple(content["samples"]),
                         )
                         found.append(record)
@@ -523,6 +524,21 @@ def describe_lone_ranks(reports: Iterable[Mapping[str, Any]], alone: int, ranks:
     else:
         text = f"{alone} of {ranks} ranks never joined a process group"
     return f"{text}: each trains a model of its own"
+
+
+def not_started(driver: RunDriver, error: NotShownError) -> Iterator[Check]:
+    """Yield the checks after a first run that has not come to its end."""
+    if driver.has_stepped:
+        yield Check(STARTS, Result.PASS, IMPORTED)
+    yield Check(TRAINS if driver.has_stepped else STARTS, error.result, str(error))
+
+
+def find_training_fault(ended: Ended, alone: int, ranks: int) -> str:
+    """Return what is wrong with a training: lone ranks, of which there are so many, or a loss; else an empty text."""
+    if alone:
+        return describe_lone_ranks(ended.of_kind("ranks"), alone, ranks)
+    infinite = [step for step, loss in ended.losses.items() if loss is None]
+    return f"the loss of step {infinite[0]} is not finite" if infinite else ""
 
 
 def first_line(text: str) -> str:

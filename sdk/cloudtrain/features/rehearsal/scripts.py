@@ -14,15 +14,18 @@ from functools import partial
 
 from cloudtrain.features.rehearsal.resuming import ELASTIC, RESUMES, SAMPLES, STOPS
 from cloudtrain.features.rehearsal.runs import (
-    HOST,
-    LAUNCHER,
+    IMPORTED,
+    KILLS,
     RANK,
+    STARTS,
+    TRAINS,
     UNSEEN_GROUP,
     Ended,
     NotShownError,
     RunDriver,
-    describe_lone_ranks,
+    find_training_fault,
     has_succeeded,
+    not_started,
     why,
 )
 from cloudtrain.features.rehearsal.saving import NAME as SAVES
@@ -39,9 +42,6 @@ from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
-STARTS = "starts"
-TRAINS = "trains"
-IMPORTED = "the bundle unpacked as it would travel, and its code was imported"
 _POLL_SECONDS = 0.05
 _REPORTS = 2
 """Steps that a script must have reported before the file from which it resumes, so that its first step is passed."""
@@ -60,7 +60,6 @@ _MOST_DELAY_SECONDS = 0.5
 _LEAST_RUNS = 2
 _LOSS_TOLERANCE = 0.1
 """Relative difference of a loss after a resume, where runs without one are equal: as much as other dropout makes."""
-_KILLS = {RANK: "SIGKILL of a rank", HOST: "SIGKILL of a host", LAUNCHER: "SIGKILL of the launcher"}
 _NO_STEP_YET = "it had reported no step when it was interrupted"
 _NO_STEPS = (
     "the script reports no step, so it is not visible where it continues: call cloudtrain_runtime.report, or name "
@@ -128,11 +127,7 @@ class ScriptRehearsal:
         try:
             first = self._interrupt("SIGTERM", self.driver.stop, _FIRST_SHARE_OF_TIME)
         except NotShownError as error:
-            if self.driver.has_stepped:
-                yield Check(STARTS, Result.PASS, IMPORTED)
-            name = TRAINS if self.driver.has_stepped else STARTS
-            result = Result.FAIL if error.is_failure else Result.UNKNOWN
-            yield Check(name, result, str(error))
+            yield from not_started(self.driver, error)
             return
         yield from self._judge_start(first)
         if first.ended.status.state is State.FAILED:
@@ -154,13 +149,13 @@ class ScriptRehearsal:
         repeated = []
         fresh = [first.ended]
         resumed = []
-        for what in ("SIGTERM", *_KILLS):
+        for what in ("SIGTERM", *KILLS):
             try:
                 if what == "SIGTERM":
                     interrupted = first
                 else:
-                    on_progress(f"running the script until it has saved, then {_KILLS[what]}")
-                    interrupted = self._interrupt(_KILLS[what], partial(self._kill, what=what))
+                    on_progress(f"running the script until it has saved, then {KILLS[what]}")
+                    interrupted = self._interrupt(KILLS[what], partial(self._kill, what=what))
                     fresh.append(interrupted.ended)
                 on_progress(f"resuming after {interrupted.what}")
                 continued = self._resume(interrupted)
@@ -169,9 +164,8 @@ class ScriptRehearsal:
                 if (continued.first_step or 0) <= interrupted.step_before_save:
                     repeated.append(continued.first_step)
             except NotShownError as error:
-                result = Result.FAIL if error.is_failure else Result.UNKNOWN
-                yield Check(RESUMES, result, f"after {_KILLS.get(what, what)}: {error}")
-                if result is Result.FAIL:
+                yield Check(RESUMES, error.result, f"after {KILLS.get(what, what)}: {error}")
+                if error.result is Result.FAIL:
                     return
         if problem := _other_losses(fresh, resumed):
             yield Check(RESUMES, Result.FAIL, problem)
@@ -258,14 +252,12 @@ class ScriptRehearsal:
         alone = sum(int(each.get("alone") or 0) for each in reports)
         # Ranks that the script starts itself may not be visible.
         has_group = joined > 0 or ranks == 1 or self.starts_ranks
-        if alone or (reports and not has_group):
-            yield Check(TRAINS, Result.FAIL, describe_lone_ranks(reports, alone or ranks, ranks))
+        if reports and not has_group:
+            alone = alone or ranks
+        if fault := find_training_fault(ended, alone, ranks):
+            yield Check(TRAINS, Result.FAIL, fault)
             return
         losses = ended.losses
-        infinite = [step for step, loss in losses.items() if loss is None]
-        if infinite:
-            yield Check(TRAINS, Result.FAIL, f"the loss of step {infinite[0]} is not finite")
-            return
         group = "1 rank"
         if ranks > 1:
             group = f"{joined} of {ranks} ranks in the process group"

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloudtrain import catalog
-from cloudtrain.features.rehearsal.runs import first_line
+from cloudtrain.features.rehearsal.runs import STARTS, first_line
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract.strict_json import load_json
 
-NAME = "starts"
 _MOST_SECONDS = 240.0
 _SHARE_FOR_PIP = 0.4
 """Share of the rehearsal's time that the installation may take."""
@@ -82,15 +81,15 @@ def check_requirements(
         return None
     content = (code / requirements).read_text(encoding="utf-8", errors="replace")
     if problem := find_contradiction(content):
-        return Check(NAME, Result.FAIL, f"{requirements} does not resolve: {problem}")
+        return Check(STARTS, Result.FAIL, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
         text = f"the Python of the job's own image is unknown: {requirements} not installed"
-        return Check(NAME, Result.UNKNOWN, text)
+        return Check(STARTS, Result.UNKNOWN, text)
     python = find_python(image.python)
     if python is None:
         text = f"the image has Python {image.python}, which is not on this machine: {requirements} not installed"
-        return Check(NAME, Result.UNKNOWN, text)
+        return Check(STARTS, Result.UNKNOWN, text)
     limit = min(seconds * _SHARE_FOR_PIP, _MOST_SECONDS)
     until = time.monotonic() + limit
 
@@ -108,7 +107,7 @@ def check_requirements(
         text = f"{requirements} could not be installed here: {first_line(str(error))}"
     finally:
         shutil.rmtree(environment, ignore_errors=True)
-    return Check(NAME, Result.UNKNOWN, text)
+    return Check(STARTS, Result.UNKNOWN, text)
 
 
 def find_contradiction(text: str) -> str:
@@ -143,7 +142,7 @@ def _install(
 ) -> Check:
     made = run([python, "-m", "venv", "--without-pip", str(environment)])
     if made.returncode != 0:
-        return Check(NAME, Result.UNKNOWN, f"no virtual environment: {first_line(made.stderr)}")
+        return Check(STARTS, Result.UNKNOWN, f"no virtual environment: {first_line(made.stderr)}")
     torch = torch_of(image)
     _record_as_installed(environment, "torch", torch)
     options = [
@@ -166,14 +165,16 @@ def _install(
     }
     if "torch" in versions:
         text = f"{requirements} replaces torch {torch} of the image by {versions['torch']}, which was not rehearsed: "
-        return Check(NAME, Result.UNKNOWN, text + f"require packages that work with torch {torch}")
+        return Check(
+            STARTS, Result.UNKNOWN, text + f"require packages that work with torch {torch}"
+        )
     done = run(pip)
     if done.returncode != 0:
         return _judge_failure(
             done, f"{requirements} resolves, and cannot be installed", requirements
         )
     text = f"{count(len(versions), 'package')} of {requirements} installed in a clean environment"
-    return Check(NAME, Result.PASS, f"{text} of Python {image.python}")
+    return Check(STARTS, Result.PASS, f"{text} of Python {image.python}")
 
 
 def _record_as_installed(environment: Path, name: str, version: str) -> None:
@@ -190,10 +191,10 @@ def _record_as_installed(environment: Path, name: str, version: str) -> None:
 def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requirements: str) -> Check:
     if _UNREACHABLE.search(done.stderr):
         text = f"pip reaches no package index from here: {requirements} not installed"
-        return Check(NAME, Result.UNKNOWN, text)
+        return Check(STARTS, Result.UNKNOWN, text)
     lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
     text = first_line("\n".join(lines) or done.stderr)
     if _OF_THIS_MACHINE.search(done.stderr):
         text = f"{requirements} could not be installed on this machine: {text}"
-        return Check(NAME, Result.UNKNOWN, text)
-    return Check(NAME, Result.FAIL, f"{what}: {text}")
+        return Check(STARTS, Result.UNKNOWN, text)
+    return Check(STARTS, Result.FAIL, f"{what}: {text}")
