@@ -92,6 +92,7 @@ def test_metrics_are_read_by_the_library_of_hugging_face(
     }
     assert found == {("accuracy", 0.9, "test"), ("loss", 0.3, "test")}
     assert "| test/accuracy | 0.9 | 0.85 | 0.95 |" in text
+    assert "| a/b | 0.5000 |  | 0.2500 | 3 |" in text
     report = tmp_path / "report.html"
     assert cli("report", RUN, "-o", report, environ=environ).code == 0
     assert "| test/accuracy | 0.9 | 0.85 | 0.95 |" in report.read_text()

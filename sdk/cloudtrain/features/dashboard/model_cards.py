@@ -23,6 +23,9 @@ from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
+_MOST_CLASSES = 20
+_SCORES = ("precision", "recall", "f1", "support")
+_SPLITS = ("test", "validation")
 _NO_DATA = "The job has no data channel: the code itself reads or creates the data."
 _Event = Mapping[str, Any]
 
@@ -84,14 +87,14 @@ def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterabl
         known_evaluations(run), str(status.artifacts.get("model", ""))
     )
     facts = _Facts(
-        status=status,
-        plan=plan,
-        started=by_kind.get("started", {}),
-        analysis=by_kind.get("analysis"),
-        evaluation=evaluation,
-        billing=_billing(run),
-        best_step=best,
-        at_best={} if best is None else _values_at(history, best),
+        status,
+        plan,
+        by_kind.get("started", {}),
+        by_kind.get("analysis"),
+        evaluation,
+        _billing(run),
+        best,
+        {} if best is None else _values_at(history, best),
     )
     head = _yaml(facts.metadata())
     return redact("\n".join(["---", *head, "---", "", *facts.lines()]) + "\n")
@@ -302,6 +305,28 @@ class _Facts:
             )
         table = _table(("metric", "value", "low", "high"), rows) if rows else []
         yield from _section("Results", [note, "", *table])
+        split, classes = self._classes()
+        if classes:
+            scores = [
+                (str(each["name"]), *(_score(each.get(part)) for part in _SCORES))
+                for each in classes
+            ]
+            yield from _section(
+                f"Classes of the {split} split", _table(("class", *_SCORES), scores)
+            )
+
+    def _classes(self) -> tuple[str, Sequence[Mapping[str, Any]]]:
+        """Return a split and the scores of its classes, if they are few."""
+        splits = {} if self.evaluation is None else self.evaluation.splits
+        for split in (*_SPLITS, *splits):
+            if split not in splits:
+                continue
+            analysis = splits[split].analyses.get("classification")
+            if analysis and _has_few_classes(analysis):
+                return split, analysis["classes"]
+        if self.analysis is not None and _has_few_classes(self.analysis):
+            return str(self.analysis["split"]), self.analysis["classes"]
+        return "", ()
 
     def _cost(self) -> Iterator[str]:
         billing = self.billing
@@ -389,6 +414,18 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(' '.join(str(cell).replace('|', '/').split()) for cell in cells)} |"
 
 
+def _score(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}"
+
+
 def _grouped(number: int | None) -> str:
     """Return a number with separators of thousands; empty for none and for 0."""
     return f"{number:,}" if number else ""
+
+
+def _has_few_classes(analysis: Mapping[str, Any]) -> bool:
+    return 0 < len(analysis.get("classes") or ()) <= _MOST_CLASSES
