@@ -16,6 +16,7 @@ import pytest
 from support.jobs import Cli, until
 
 import cloudtrain
+from cloudtrain.controllers import pauses
 from cloudtrain.features.sweeps import controller, service
 from cloudtrain.features.sweeps.loader import load_sweep
 from cloudtrain.features.sweeps.study import Study
@@ -250,7 +251,7 @@ if not pathlib.Path(MARKER).exists():
 def test_failures_by_an_outside_cause_are_repeated(
     write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(pauses, "_RETRY_SECONDS", 0.01)
     monkeypatch.setattr(controller, "_MOST_REPEATS", 2)
     file = write("{code.env.X: {uniform: [0, 1]}}", "trials: 2\nparallel: 2\nstrategy: random\n")
     marker = tmp_path.with_name(f"{tmp_path.name}-access")  # outside of the code

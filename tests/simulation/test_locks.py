@@ -13,8 +13,8 @@ import pytest
 
 from cloudtrain.backends.sagemaker.submit_lock import SubmitLocks
 from cloudtrain.backends.sagemaker.uploads import Uploads
+from cloudtrain.controllers.shared_folder import SharedFolder
 from cloudtrain.errors import CloudError, UserError
-from cloudtrain.features.sweeps.shared_copy import SharedCopy
 from simulation.network import Network
 from simulation.services import Account, Answer, Request, StoredObject
 from simulation.world import World
@@ -102,9 +102,13 @@ class Bucket:
         return actor.result
 
 
+def copy_of(s3: Any) -> SharedFolder:
+    return SharedFolder(s3, f"{BASE}/{SWEEP}", "sweep")
+
+
 def hold(s3: Any) -> str:
     """Hold the lock of a sweep; return its content meanwhile."""
-    copy = SharedCopy(s3, f"{BASE}/{SWEEP}")
+    copy = copy_of(s3)
     with copy.lock():
         held = s3.get_object(Bucket="bucket", Key=KEYS["sweep"])
         assert held["ETag"] == copy.etag
@@ -159,9 +163,9 @@ def test_a_copy_that_arrives_in_part_is_no_traceback(tmp_path: Path) -> None:
     bucket.put(f"cloudtrain/{SWEEP}/sweep.db", b"a database")
     bucket.put(f"cloudtrain/{SWEEP}/sweep.json", b"{}" * 10)
     with pytest.raises(CloudError, match=r"could not read .*sweep[.]db"):
-        bucket.run(lambda s3: SharedCopy(s3, f"{BASE}/{SWEEP}").fetch_database(tmp_path))
+        bucket.run(lambda s3: copy_of(s3).fetch_state(tmp_path / "sweep.db"))
     with pytest.raises(CloudError, match=r"could not read .*sweep[.]json"):
-        bucket.run(lambda s3: SharedCopy(s3, f"{BASE}/{SWEEP}").read_file())
+        bucket.run(lambda s3: copy_of(s3).read_record("sweep.json"))
 
 
 def test_a_response_without_a_date_is_no_traceback(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ SOURCES = (
         "the sweep's document as a sweep file; the identity of the sweep",
         _FUZZED,
         (
-            f"{_S}/features/sweeps/kept_code.py",
+            f"{_S}/controllers/kept_code.py",
             f"{_S}/features/sweeps/stored_sweep.py",
             f"{_S}/features/sweeps/trial.py",
             f"{_S}/features/sweeps/tuning_engine.py",

@@ -10,7 +10,6 @@ from cloudtrain import SpecError, UserError
 from cloudtrain.bundle.archive import write_bundle
 from cloudtrain.client.client import Client
 from cloudtrain.features.sweeps import service
-from cloudtrain.features.sweeps.kept_code import code_of, has_changed
 from cloudtrain.features.sweeps.loader import load_sweep
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
@@ -52,10 +51,10 @@ def test_the_code_of_the_start_is_planned_and_packed(
     start: Callable[[], StoredSweep], tmp_path: Path
 ) -> None:
     stored = start()
-    assert not has_changed(stored)
+    assert not stored.code.has_changed
     for name in ("code", "helpers"):
         shutil.rmtree(tmp_path / name)
-    code = code_of(StoredSweep.read(stored.folder))
+    code = StoredSweep.read(stored.folder).code.read()
     client = Client(home=stored.home, code=code)
     plan = client.planner(stored.sweep.job, backend="local")(stored.sweep.job)
     assert plan.bundle.digest == stored.digest
@@ -71,8 +70,8 @@ def test_an_edited_folder_continues_with_the_kept_code(
     stored = start()
     (tmp_path / "code" / "train.py").write_text("raise SystemExit('edited')\n")
     again = start()
-    assert (again.id, has_changed(again)) == (stored.id, True)
-    assert code_of(again).info.digest == stored.digest
+    assert (again.id, again.code.has_changed) == (stored.id, True)
+    assert again.code.read().info.digest == stored.digest
 
 
 @pytest.mark.parametrize("damage", ["none", "no list", "half a list", "a file"])
@@ -95,7 +94,7 @@ def test_without_a_copy_only_the_same_code_continues(
         assert caught.value.hint.endswith("or start another: --new")
         assert service.read_status(stored).state == "INTERRUPTED"
         script.write_text("import helpers\n")
-    assert code_of(stored).folder == stored.folder / "code"
+    assert stored.code.read().folder == stored.folder / "code"
 
 
 def test_the_folders_of_the_code_cannot_be_searched(

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
-from cloudtrain.errors import EXIT_BUG, CloudtrainError
+from cloudtrain.controllers.process import run_controller
+from cloudtrain.errors import EXIT_BUG
 from cloudtrain.features.sweeps.service import control
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 
 
 def main(folder: str) -> int:
     """Control the sweep in a folder until it has ended; return the exit code."""
-    try:
-        control(StoredSweep.read(Path(folder)), report=_print)
-    except CloudtrainError as error:
-        _print(f"error: {error.for_terminal()}")
-        return error.exit_code
-    return 0
-
-
-def _print(text: str) -> None:
-    # A log that cannot be written, as on a full disk, does not end the sweep.
-    with contextlib.suppress(OSError):
-        os.write(1, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n".encode("utf-8", "replace"))
+    return run_controller(lambda report: control(StoredSweep.read(Path(folder)), report=report))
 
 
 if __name__ == "__main__":

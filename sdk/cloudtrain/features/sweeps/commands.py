@@ -103,7 +103,6 @@ def run_(
     from cloudtrain.features.sweeps import output as shown
     from cloudtrain.features.sweeps import service
     from cloudtrain.features.sweeps.handle import Sweep
-    from cloudtrain.features.sweeps.kept_code import has_changed
     from cloudtrain.features.sweeps.loader import load_sweep
 
     loaded, settings = load_sweep(file), find_settings(file, flags)
@@ -119,7 +118,7 @@ def run_(
     if planned is not None:
         shown.print_plan_warnings(planned)
     shown.print_started(found, is_new=planned is not None)
-    if planned is None and not loaded.is_tuning and has_changed(stored):
+    if planned is None and not loaded.is_tuning and stored.code.has_changed:
         shown.print_changed_code(stored, file)
     if follow:
         return shown.follow_sweep(found, as_json=as_json)

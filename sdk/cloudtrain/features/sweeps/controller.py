@@ -8,24 +8,22 @@ not exist is submitted, under the same id.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.bundle import Contents
-from cloudtrain.client.client import Client
+from cloudtrain.controllers.outside_causes import cause_of_end, cause_of_error
+from cloudtrain.controllers.pauses import Pauses
+from cloudtrain.controllers.reserved_runs import ReservedRuns
 from cloudtrain.errors import (
-    CloudError,
     CloudtrainError,
     CredentialsError,
     RunNotFoundError,
     SpecError,
     UnreachableError,
-    UnreadableStateError,
     nearest,
 )
 from cloudtrain.features.sweeps.halving import Rule, last_promotion, next_promotion
@@ -35,7 +33,6 @@ from cloudtrain.features.sweeps.machine_shares import (
     limited_to,
     share_machine,
 )
-from cloudtrain.features.sweeps.outside_causes import cause_of_end, cause_of_error, full_disk
 from cloudtrain.features.sweeps.planning import job_of, length_field, lengths_of
 from cloudtrain.features.sweeps.results import SweepState, describe_trial
 from cloudtrain.features.sweeps.spec import Rungs
@@ -48,15 +45,10 @@ from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import facts_of
-from cloudtrain.support.run_id import make_run_id, submitted_at
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _IDLE_SECONDS = 0.2
-_RETRY_SECONDS = 30.0
-_LONGEST_RETRY_SECONDS = 600.0
-_DISK_SECONDS = 1.0
 _MOST_REPEATS = 5
 """How often a trial is repeated whose runs fail for a cause outside of the sweep."""
 _MOST_FIRST_FAILURES = 3
@@ -67,7 +59,6 @@ _END_STATES = {
     State.STOPPED: TrialState.STOPPED,
 }
 _PRUNED = "pruned"
-T = TypeVar("T")
 
 
 class Controller:
@@ -94,38 +85,38 @@ class Controller:
         score: Callable[[Run], float] | None,
         on_save: Callable[[], None],
     ) -> None:
-        self._stored, self._study, self._settings = stored, study, settings
-        self._code = code
+        self._stored = stored
+        self._study = study
+        self._reserved = ReservedRuns(stored, stored.backend, code, settings)
+        self._pauses = Pauses(stored, report)
         self._report, self._score, self._on_save = report, score, on_save
         self._sweep, self._spec = stored.sweep, stored.sweep.spec
-        self._is_local = not facts_of(stored.backend).uses_account
+        self._is_local = self._reserved.is_local
         self._trials = {trial.number: trial for trial in study.trials()}
         self._runs: dict[int, Run] = {}
         self._resubmitted: set[int] = set()
         self._stopped: set[int] = set()
         self._backoff: Backoff | None = None
         self._has_changed = False
-        self._retry_at = 0.0
         self._failures_in_a_row = 0
-        self._pause_cause = ""
         self._is_suspended = False
         self._ending = ""
         self._lengths = lengths_of(self._sweep)
         self._rule = Rule((self._spec.rungs or Rungs()).factor, self._spec.objective.is_maximized)
         self._shares = share_machine(self._spec.parallel) if self._is_local else ()
-        self._planner = self._client().planner(self._sweep.job, backend=stored.backend)
+        self._planner = self._reserved.client().planner(self._sweep.job, backend=stored.backend)
 
     def run(self) -> None:
         """Run trials until the sweep has ended. The state is recorded, so that nothing is returned."""
         if self._shares:
             self._report(describe_shares(self._shares))
-        self._continue()
-        self._written(self._study.repair)
+        self._pauses.end()
+        self._pauses.write(self._study.repair)
         self._recover()
         while not self._step():
             time.sleep(self._pause())
         if self._is_suspended:
-            self._report(f"the sweep is interrupted: {self._pause_cause}")
+            self._report(f"the sweep is interrupted: {self._pauses.cause}")
             return
         self._finish()
 
@@ -144,7 +135,7 @@ class Controller:
             self._stop_active()
         elif self._is_suspended:
             return all(trial.state is TrialState.PLANNED for trial in self._active())
-        elif self._may_start():
+        elif self._pauses.may_start():
             self._submit_planned()
             self._start_more()
         return not self._active() and (bool(self._ending) or self._next() is None)
@@ -180,47 +171,10 @@ class Controller:
 
     # Causes outside of the sweep
 
-    def _may_start(self) -> bool:
-        """Return whether a trial may start now."""
-        if time.monotonic() < self._retry_at:
-            return False
-        if cause := full_disk(self._stored.home):
-            self._pause_for(cause, _DISK_SECONDS)
-            return False
-        if self._pause_cause:
-            self._continue()
-        return True
-
-    def _pause_for(self, cause: str, seconds: float) -> None:
-        """Start no trial for some seconds, and record why."""
-        self._retry_at = time.monotonic() + seconds
-        if cause != self._pause_cause:
-            self._pause_cause = cause
-            self._stored.write_pause(cause)
-            self._report(f"paused: {cause}")
-
-    def _continue(self) -> None:
-        """End a pause."""
-        self._pause_cause = ""
-        self._stored.write_pause("")
-
-    def _written(self, write: Callable[[], T]) -> T:
-        """Write a record; while the disk is full, wait until it can be written."""
-        while True:
-            try:
-                return write()
-            except Exception:  # SQLite, SQLAlchemy and Optuna have an exception each
-                cause = full_disk(self._stored.folder)
-                if not cause:
-                    raise
-                self._pause_for(cause, _DISK_SECONDS)
-                time.sleep(_DISK_SECONDS)
-
     def _repeat(self, trial: Trial, status: Status, cause: str) -> None:
         """Plan the run of a trial again that has failed for a cause outside of the sweep."""
         self._failures_in_a_row += 1
-        doublings = min(self._failures_in_a_row - 1, 10)
-        self._pause_for(cause, min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2**doublings))
+        self._pauses.begin(cause, self._failures_in_a_row - 1)
         settled = settle(trial, 0.0 if self._is_local else status.cost_usd)
         self._trials[trial.number] = settled.but(state=TrialState.FAILED)  # frees its reservation
         is_affordable = self.budget.allows(trial.reservation_usd)
@@ -257,7 +211,7 @@ class Controller:
         if promoted is None and len(trials) < self._stored.planned_trials:
             if self._ending or self.budget.is_overrun:
                 return None
-            proposed = self._written(self._study.propose)
+            proposed = self._pauses.write(self._study.propose)
             if proposed is not None:
                 return proposed.but(length=self._lengths[0] if self._lengths else None)
         if promoted is None and self._lengths and not self._active():
@@ -278,7 +232,7 @@ class Controller:
 
     def _start_more(self) -> None:
         """Start trials as far as parallel and the budget allow."""
-        while len(self._active()) < self._spec.parallel and time.monotonic() >= self._retry_at:
+        while len(self._active()) < self._spec.parallel and self._pauses.is_over:
             trial = self._next()
             if trial is None or not self._admit(trial):
                 return
@@ -334,19 +288,8 @@ class Controller:
 
     def _with_run_id(self, trial: Trial) -> Trial:
         """Return a trial with the id of the run that is about to be submitted."""
-        text = f"{self._stored.id}/{trial.number}/{trial.attempt}"
-        suffix = hashlib.sha256(text.encode()).hexdigest()[:6]
-        return trial.but(run=make_run_id(self._sweep.job.name, datetime.now(UTC), suffix))
-
-    def _client(self, trial: Trial | None = None) -> Client:
-        """Return a client, which gives the run of a trial the id that is recorded."""
-        submitted = None if trial is None else submitted_at(trial.run)
-        stamp = (
-            None
-            if submitted is None or trial is None
-            else (submitted, trial.run.rpartition("-")[2])
-        )
-        return Client(self._settings, home=self._stored.home, stamp=stamp, code=self._code)
+        part = f"{trial.number}/{trial.attempt}"
+        return trial.but(run=self._reserved.new_id(self._sweep.job.name, part))
 
     def _submit(self, trial: Trial) -> None:
         """Submit the run of a recorded trial. Without capacity or network it stays recorded, and is tried again."""
@@ -363,7 +306,7 @@ class Controller:
         """Record that a submit has failed. For a cause outside of the sweep the trial stays planned."""
         cause = cause_of_error(error, self._stored.home)
         if cause:
-            self._pause_for(cause, _RETRY_SECONDS)
+            self._pauses.begin(cause)
             if self._is_local:
                 self._find_run(trial)
             return
@@ -374,7 +317,7 @@ class Controller:
 
     def _send(self, trial: Trial) -> Run:
         client, skips = (
-            self._client(trial),
+            self._reserved.client(trial.run),
             any(each.settled_usd or each.earlier for each in self._trials.values()),
         )
         if trial.earlier:
@@ -382,19 +325,18 @@ class Controller:
             changes += [
                 f"tags.{name}={dump_json(value)}" for name, value in self._tags_of(trial).items()
             ]
-            return client.resume(self._reference(trial.earlier[-1]), changes, skip_check=True)
+            return client.resume(
+                self._reserved.reference(trial.earlier[-1]), changes, skip_check=True
+            )
         return client.submit(self._job_of(trial), backend=self._stored.backend, skip_check=skips)
 
     def _share_of(self, trial: Trial) -> MachineShare | None:
         return self._shares[trial.slot] if len(self._shares) > 1 else None
 
-    def _reference(self, run: str) -> str:
-        return f"{self._stored.backend}:{run}"
-
     def _submit_planned(self) -> None:
         """Submit the recorded trials whose submit has failed, or was interrupted."""
         for trial in self._active():
-            if trial.state is TrialState.PLANNED and time.monotonic() >= self._retry_at:
+            if trial.state is TrialState.PLANNED and self._pauses.is_over:
                 self._submit(trial)
 
     def _recover(self) -> None:
@@ -407,7 +349,7 @@ class Controller:
         """Watch the run of an active trial, if it exists."""
         status = self._find_status(trial)
         if status is not None:
-            self._runs[trial.number] = self._client().get_run(self._reference(trial.run))
+            self._runs[trial.number] = self._reserved.get(trial.run)
             self._save(trial.but(state=TrialState.RUNNING))
         elif trial.state is TrialState.RUNNING:
             self._save(
@@ -418,26 +360,19 @@ class Controller:
             self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
 
     def _find_status(self, trial: Trial) -> Status | None:
-        try:
-            status = self._client().get_run(self._reference(trial.run)).status()
-        except (RunNotFoundError, UnreadableStateError):
-            return None
-        return None if trial.state is TrialState.PLANNED and self._never_began(status) else status
-
-    def _never_began(self, status: Status) -> bool:
-        """Return whether a local submit was interrupted before the run had a supervisor."""
-        return self._is_local and status.state is State.FAILED and status.started is None
+        was_submitted = trial.state is not TrialState.PLANNED
+        return self._reserved.find_status(trial.run, was_submitted=was_submitted)
 
     # What a run reports
 
     def _watch(self, trial: Trial) -> None:
         """Look at the run of a trial: record its end, its metric, and stop it early if it is to be pruned."""
         try:
-            run = self._runs.get(trial.number) or self._client().get_run(self._reference(trial.run))
+            run = self._runs.get(trial.number) or self._reserved.get(trial.run)
             self._runs[trial.number] = run
             status = run.status()
         except (UnreachableError, CredentialsError) as error:
-            self._pause_for(error.message, _RETRY_SECONDS)
+            self._pauses.begin(error.message)
             return
         except RunNotFoundError:
             self._save(
@@ -472,7 +407,7 @@ class Controller:
     def _end(self, trial: Trial, run: Run, status: Status) -> None:
         """Record the end of a trial's run: its cost takes the place of its reservation."""
         del self._runs[trial.number]
-        if trial.number in self._resubmitted and self._never_began(status):
+        if trial.number in self._resubmitted and self._reserved.never_began(status):
             self._resubmitted.discard(trial.number)
             planned = trial.but(state=TrialState.PLANNED, attempt=trial.attempt + 1)
             self._submit(self._save(self._with_run_id(planned)))
@@ -480,7 +415,11 @@ class Controller:
         if not trial.reason:
             # Runs that cost nothing run on this machine.
             cause = cause_of_end(
-                self._client(), run, status, self._stored.home, shares_disk=not run.is_billed
+                self._reserved.client(),
+                run,
+                status,
+                self._stored.home,
+                shares_disk=not run.is_billed,
             )
             if cause:
                 self._repeat(trial, status, cause)
@@ -559,31 +498,9 @@ class Controller:
                 reason = f"{_PRUNED}: others were better after {trial.length} {length_field(self._sweep.job)[6:]}"
                 self._save(trial.but(state=TrialState.PRUNED, reason=reason))
         state, reason = self._final_state()
-        self._written(lambda: self._study.set_end(str(state), reason))
-        self._publish_end()
+        self._pauses.write(lambda: self._study.set_end(str(state), reason))
+        self._pauses.copy_end(self._on_save)
         self._report(f"{state}{f': {reason}' if reason else ''}")
-
-    def _publish(self) -> None:
-        """Copy the record, and wait while S3 cannot be reached: a trial that the copy lacks may be paid twice."""
-        while True:
-            try:
-                self._on_save()
-            except (UnreachableError, CredentialsError) as error:
-                self._pause_for(error.message, _RETRY_SECONDS)
-                time.sleep(_RETRY_SECONDS)
-            else:
-                return
-
-    def _publish_end(self) -> None:
-        """Copy the record, which has the end here already: an error would look like a sweep to start again."""
-        for _ in range(_MOST_REPEATS):
-            try:
-                self._on_save()
-            except CloudError as error:
-                self._report(f"the end is recorded here, and not yet in S3: {error.message}")
-                time.sleep(_RETRY_SECONDS)
-            else:
-                return
 
     def _final_state(self) -> tuple[SweepState, str]:
         has_result = any(trial.state is TrialState.SUCCEEDED for trial in self._trials.values())
@@ -602,8 +519,8 @@ class Controller:
         self._has_changed = True
         before = self._trials.get(trial.number)
         self._trials[trial.number] = trial
-        self._written(lambda: self._study.save(trial))
-        self._publish()
+        self._pauses.write(lambda: self._study.save(trial))
+        self._pauses.copy(self._on_save)
         if before is None or before.state is not trial.state:
             self._report(describe_trial(trial))
         return trial

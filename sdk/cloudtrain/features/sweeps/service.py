@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping
 
-from cloudtrain.backends.container.background import start_background
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
-from cloudtrain.client.home import HOME_VARIABLE, find_home, make_home
+from cloudtrain.client.home import find_home, make_home
 from cloudtrain.client.removal import BestTrial
-from cloudtrain.errors import CloudtrainError, SpecError, UserError
+from cloudtrain.controllers.kept_code import read_code
+from cloudtrain.controllers.process import start_controller
+from cloudtrain.errors import CloudtrainError, SpecError
 from cloudtrain.features.sweeps.controller import Controller
-from cloudtrain.features.sweeps.kept_code import code_of, keep_code, read_code
 from cloudtrain.features.sweeps.loader import LoadedSweep
 from cloudtrain.features.sweeps.planning import SweepPlan, plan_sweep
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus
 from cloudtrain.features.sweeps.shared_copy import SharedSweeps
 from cloudtrain.features.sweeps.stored_sweep import (
+    SWEEP_FILE,
     SWEEPS_FOLDER,
     StoredSweep,
     identity_of,
@@ -104,7 +104,7 @@ def open_sweep(
     )
     if code is not None:
         Study(stored).close()
-        keep_code(stored, code)
+        stored.code.keep(code)
     return stored, planned
 
 
@@ -135,10 +135,10 @@ def _adopt_unfinished(shared: SharedSweeps, sweep: LoadedSweep, backend: str) ->
         if not name.endswith(identity[:6]) or (home / SWEEPS_FOLDER / name).exists():
             continue
         copy = shared.copy_of(name)
-        content = copy.read_file()
+        content = copy.read_record(SWEEP_FILE)
         if content is not None and content.get("identity") == identity:
             stored = StoredSweep.adopt(home, content, sweep.job.base)
-            copy.fetch_database(stored.folder)
+            copy.fetch_state(stored.database)
             if not read_status(stored).state.is_final:
                 return stored
     return None
@@ -168,16 +168,8 @@ def start(
     if stored.is_controlled:
         return
     stored.stop_file.unlink(missing_ok=True)
-    code_of(stored)
-    start_background(
-        f"the controller of {stored.id}",
-        ["cloudtrain.features.sweeps", str(stored.folder)],
-        stored.log,
-        # A sweep that has nothing left to do ends before its lock is seen.
-        lambda code: code == 0 or stored.is_controlled,
-        error=UserError,
-        env={**os.environ, **(environ or {}), HOME_VARIABLE: str(stored.home)},
-    )
+    stored.code.read()
+    start_controller(stored, "cloudtrain.features.sweeps", environ or {})
 
 
 def control(
@@ -195,21 +187,22 @@ def control(
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(stored.lock()):
             return
-        code = code_of(stored)
+        code = stored.code.read()
         shared = _shared_sweeps(stored.sweep.job, stored.backend, settings, code)
         copy = None if shared is None else shared.copy_of(stored.id)
         if copy is not None:
             stack.enter_context(copy.lock())
-            copy.fetch_database(stored.folder)
+            copy.fetch_state(stored.database)
         study = stack.enter_context(contextlib.closing(Study(stored)))
 
         def publish() -> None:
             if copy is not None:
-                copy.publish_database(stored.folder, study.file)
+                copy.store_state(stored.database)
 
         if study.end is None:
             if copy is not None:
-                copy.publish(stored.folder, study.file)
+                copy.store_record(stored.folder / SWEEP_FILE)
+                copy.store_state(stored.database)
             Controller(
                 *(stored, study, code),
                 settings=settings,

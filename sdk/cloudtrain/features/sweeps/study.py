@@ -31,7 +31,6 @@ _RECORD = "cloudtrain"
 _END = "cloudtrain_end"
 _LOCK_SECONDS = 60
 _BAYESIAN_ATTEMPTS = 10
-_DATABASE = "sweep.db"
 
 
 def check_optuna() -> None:
@@ -48,7 +47,7 @@ def _create_file(file: Path, name: str, spec: SweepSpec) -> None:
     """Create the SQLite file of a sweep. Readers see a complete file or none."""
     import optuna
 
-    partial = file.with_name(f".{_DATABASE}.new")
+    partial = file.with_name(f".{file.name}.new")
     partial.unlink(missing_ok=True)  # of a process that was killed
     storage = _open_storage(partial, is_new=True)
     direction = "maximize" if spec.objective.is_maximized else "minimize"
@@ -84,7 +83,7 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         spec = stored.sweep.spec
-        self.file = stored.folder / _DATABASE
+        self.file = stored.database
         if not self.file.exists():
             _create_file(self.file, stored.id, spec)
         self._spec, self._space = spec, Space.of(spec.space)

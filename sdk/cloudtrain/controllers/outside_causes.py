@@ -1,6 +1,6 @@
-"""Causes outside of a sweep: a full disk, a lost network, expired credentials, no capacity, an image.
+"""Causes outside of a job: a full disk, a lost network, expired credentials, no capacity, an image.
 
-They say nothing about the values of a trial, so a trial that fails for one of them is repeated and never counted.
+They say nothing about the job or its values, so a run that fails for one of them can be repeated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def cause_of_error(error: Exception, home: Path) -> str:
 
     Args:
         error: What the submit has raised.
-        home: Folder of local runs, sweeps and bundles.
+        home: Folder of local runs and bundles.
     """
     if isinstance(error, UnreachableError | NoCapacityError | CredentialsError):
         return error.message
