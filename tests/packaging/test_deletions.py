@@ -62,7 +62,7 @@ REASONS = {
     "sdk/cloudtrain/support/atomic_write.py": "the name has this process and thread",
     "sdk/cloudtrain/features/sweeps/handle.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/controllers/kept_code.py": "in the folder of a sweep, whose name is unique",
-    "sdk/cloudtrain/features/sweeps/service.py": "in the folder of a sweep, whose name is unique",
+    "sdk/cloudtrain/features/sweeps/controller_engine.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/controllers/shared_folder.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/features/sweeps/stored_sweep.py": "in the folder of a sweep, whose name is unique",
     "sdk/cloudtrain/features/sweeps/study.py": "in the folder of a sweep, whose name is unique",

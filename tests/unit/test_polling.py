@@ -126,11 +126,14 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Sweep:
         SimpleNamespace(state=each) for each in (SweepState.RUNNING, SweepState.FAILED)
     )
     ask = answers(running, OUTAGE, OUTAGE, running, ended)
-    monkeypatch.setattr("cloudtrain.features.sweeps.service.read_status", lambda _: ask())
-    stored = SimpleNamespace(
-        id="tuned", sweep=SimpleNamespace(is_tuning=True), backend="sagemaker", poll_seconds=30.0
-    )
-    return Sweep(stored)  # type: ignore[arg-type]
+
+    def look(_: object) -> tuple[Any, bool]:
+        status = ask()
+        return status, not status.state.is_final
+
+    engine = SimpleNamespace(look=look, poll_seconds=30.0)
+    monkeypatch.setattr("cloudtrain.features.sweeps.service.engine_of_stored", lambda _: engine)
+    return Sweep(SimpleNamespace(id="tuned"))  # type: ignore[arg-type]
 
 
 def test_a_wait_for_a_sweep_survives_an_outage(tuned: Sweep, waits: list[float]) -> None:

@@ -98,6 +98,11 @@ def plan_of(sweep: LoadedSweep, digest: str = CODE.digest) -> Plan:
             "sweep.yaml:4",
             "a tuning job runs all 2 combinations of its grid",
         ),
+        (
+            {"objective": {"metric": "function/score", "goal": "max"}},
+            "sweep.yaml:",
+            "SageMaker cannot call a function of Python",
+        ),
     ],
 )
 def test_what_a_tuning_job_cannot_search_has_a_place(

@@ -118,7 +118,7 @@ def run_(
     if planned is not None:
         shown.print_plan_warnings(planned)
     shown.print_started(found, is_new=planned is not None)
-    if planned is None and not loaded.is_tuning and stored.code.has_changed:
+    if planned is None and service.engine_of_stored(stored).has_other_code(stored):
         shown.print_changed_code(stored, file)
     if follow:
         return shown.follow_sweep(found, as_json=as_json)

@@ -26,14 +26,20 @@ from cloudtrain.errors import (
     UnreachableError,
     nearest,
 )
-from cloudtrain.features.sweeps.halving import Rule, last_promotion, next_promotion
+from cloudtrain.features.sweeps.halving import (
+    Rule,
+    last_promotion,
+    length_field,
+    lengths_of,
+    next_promotion,
+)
 from cloudtrain.features.sweeps.machine_shares import (
     MachineShare,
     describe_shares,
     limited_to,
     share_machine,
 )
-from cloudtrain.features.sweeps.planning import job_of, length_field, lengths_of
+from cloudtrain.features.sweeps.planning import job_of
 from cloudtrain.features.sweeps.results import SweepState, describe_trial
 from cloudtrain.features.sweeps.spec import Rungs
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep

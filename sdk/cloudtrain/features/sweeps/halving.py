@@ -11,7 +11,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cloudtrain.errors import Problem
+from cloudtrain.features.sweeps.loader import LoadedSweep
+from cloudtrain.features.sweeps.spec import HYPERBAND, Rungs
 from cloudtrain.features.sweeps.trial import Trial, TrialState
+from cloudtrain.job.spec import JobSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,54 @@ def rung_lengths(last: int, factor: int, first: int | None) -> tuple[int, ...]:
         lengths.append(length)
         length *= factor
     return (*lengths, last)
+
+
+def length_field(job: JobSpec) -> str:
+    """Return the field with the length of a Task: `train.steps` or `train.epochs`."""
+    return (
+        "train.steps" if job.train is not None and job.train.steps is not None else "train.epochs"
+    )
+
+
+def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
+    """Return the lengths of hyperband's rungs; empty with other strategies."""
+    train, rungs = sweep.job.train, sweep.spec.rungs or Rungs()
+    if sweep.spec.strategy != HYPERBAND or train is None:
+        return ()
+    return rung_lengths(train.steps or train.epochs or 1, rungs.factor, rungs.first)
+
+
+def check_hyperband(sweep: LoadedSweep) -> list[Problem]:
+    """Return why the runs of a job cannot continue exactly from rung to rung; nothing with other strategies."""
+    if sweep.spec.strategy != HYPERBAND:
+        return []
+    train = sweep.job.train
+    at, hint = ("strategy",), "use strategy: random with pruning: asha"
+    if train is None:
+        return [
+            sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)
+        ]
+    for path in ("train.steps", "train.epochs", "train.schedule"):
+        if path in sweep.spec.space:
+            return [
+                sweep.problem(
+                    ("space", path), "hyperband needs the same value in all trials", "remove it"
+                )
+            ]
+    if train.schedule != "constant":
+        message = f"train.schedule: {train.schedule} depends on the last step, so a run could not continue exactly"
+        return [
+            sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")
+        ]
+    length, rungs = train.steps or train.epochs or 1, sweep.spec.rungs
+    if rungs is not None and rungs.first is not None and rungs.first >= length:
+        message = f"expected less than {length_field(sweep.job)}, which is {length}"
+        return [
+            sweep.problem(
+                ("rungs", "first"), message, f"use {max(1, math.ceil(length / rungs.factor**2))}"
+            )
+        ]
+    return []
 
 
 def next_promotion(trials: Iterable[Trial], lengths: tuple[int, ...], rule: Rule) -> Trial | None:

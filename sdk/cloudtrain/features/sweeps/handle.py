@@ -19,6 +19,7 @@ from cloudtrain.features.sweeps.results import (
     summarize_status,
 )
 from cloudtrain.features.sweeps.space import Space
+from cloudtrain.features.sweeps.spec import FUNCTION
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep, find_stored
 from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.job.document import parse_document
@@ -41,6 +42,7 @@ class Sweep:
     def __init__(self, stored: StoredSweep) -> None:
         self.id = stored.id
         self._stored = stored
+        self._engine = service.engine_of_stored(stored)
 
     def __repr__(self) -> str:
         return self._summary().to_text()
@@ -69,7 +71,7 @@ class Sweep:
     @property
     def poll_seconds(self) -> float:
         """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        return self._stored.poll_seconds
+        return self._engine.poll_seconds
 
     @property
     def log(self) -> Path:
@@ -78,7 +80,7 @@ class Sweep:
 
     def status(self) -> SweepStatus:
         """Return the present status: trials, ranking and budget."""
-        return service.read_status(self._stored)
+        return self._look()[0]
 
     @property
     def best(self) -> Trial:
@@ -211,16 +213,11 @@ class Sweep:
 
     def _look(self) -> tuple[SweepStatus, bool]:
         """Return the present status, and whether the sweep is controlled."""
-        if self._stored.sweep.is_tuning:
-            status = self.status()
-            return status, status.state is SweepState.RUNNING
-        # Before the status, which then has all that a controller has recorded at its end.
-        is_controlled = self._stored.is_controlled
-        return self.status(), is_controlled
+        return self._engine.look(self._stored)
 
     def stop(self) -> None:
         """Ask the sweep to stop, and its active runs. `wait()` waits for the end."""
-        service.stop(self._stored)
+        self._engine.stop(self._stored)
 
 
 def sweep(
@@ -295,7 +292,7 @@ def _load(
         if goal is None:
             message = "sweep: it is unknown whether a larger or a smaller score is better"
             raise UserError(message, 'give goal="min" or "max"')
-        objective = f"function/{getattr(objective, '__name__', 'objective').strip('<>')}"
+        objective = f"{FUNCTION}{getattr(objective, '__name__', 'objective').strip('<>')}"
     wanted = {"metric": objective} if isinstance(objective, str) else dict(objective)
     wanted |= {} if goal is None else {"goal": goal}
     return make_sweep(job, {"space": dict(space), "objective": wanted, **fields})

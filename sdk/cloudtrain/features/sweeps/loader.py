@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.errors import Problem, SpecError, UserError
-from cloudtrain.features.sweeps.spec import SAGEMAKER_ENGINE, SweepSpec
+from cloudtrain.features.sweeps.spec import SweepSpec
 from cloudtrain.job.diagnostics import to_problem
 from cloudtrain.job.document import Document, SourceLocation, dotted, read_document
 from cloudtrain.job.loader import validate_document
@@ -31,11 +31,6 @@ class LoadedSweep:
     spec: SweepSpec
     job: JobSpec
     document: Document
-
-    @property
-    def is_tuning(self) -> bool:
-        """Whether a tuning job of SageMaker starts its trials, and no controller."""
-        return self.spec.engine == SAGEMAKER_ENGINE
 
     @property
     def name(self) -> str:

@@ -32,13 +32,14 @@ def sweep_document(name: str) -> dict[str, Any]:
         CloudError: AWS refused or cannot be reached.
     """
     stored = find_stored(name)
-    status = service.read_status(stored)
+    engine = service.engine_of_stored(stored)
+    status, _ = engine.look(stored)
     space = Space.of(stored.sweep.spec.space)
     return {
         **status.to_json(),
         "strategy": stored.sweep.spec.strategy,
         "is_final": status.state.is_final,
-        "poll_seconds": max(_LEAST_POLL_SECONDS, stored.poll_seconds),
+        "poll_seconds": max(_LEAST_POLL_SECONDS, engine.poll_seconds),
         "axes": [_axis(each, status) for each in space.dimensions],
         "importance": importance_of(status, space),
     }

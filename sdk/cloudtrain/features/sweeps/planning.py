@@ -14,14 +14,12 @@ from typing import Any
 
 from cloudtrain.client.planning_inputs import Planner
 from cloudtrain.errors import Problem, SpecError
-from cloudtrain.features.sweeps.halving import rung_lengths
+from cloudtrain.features.sweeps.halving import length_field
 from cloudtrain.features.sweeps.loader import LoadedSweep
 from cloudtrain.features.sweeps.space import Choice, Dimension, Space
-from cloudtrain.features.sweeps.spec import GRID, HYPERBAND, SAGEMAKER_ENGINE, Rungs, SweepSpec
+from cloudtrain.features.sweeps.spec import GRID, SweepSpec
 from cloudtrain.features.sweeps.study import grid_of
 from cloudtrain.features.sweeps.trial import Trial
-from cloudtrain.features.sweeps.tuning_request import check_tuning
-from cloudtrain.job.sections.train import Train
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.notebook.summary import count
@@ -76,23 +74,43 @@ class SweepPlan:
         return {names.get(name, name): value for name, value in content.items() if name != "digest"}
 
 
-def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -> SweepPlan:
+@dataclass(frozen=True)
+class EngineRules:
+    """What the engine of a sweep means for its plan.
+
+    Attributes:
+        problems: What the engine cannot do.
+        lengths: Lengths of hyperband's rungs; empty without rungs, or if the engine chooses them.
+        repeats_values: Whether it may try a combination of values twice.
+        starts_all: Whether it starts all trials, so that a budget has to hold for all of them.
+    """
+
+    problems: tuple[Problem, ...]
+    lengths: tuple[int, ...]
+    repeats_values: bool = False
+    starts_all: bool = False
+
+
+def plan_sweep(
+    sweep: LoadedSweep, planner: Planner, rules: EngineRules, *, is_free: bool
+) -> SweepPlan:
     """Return the plan of a sweep.
 
     Args:
         sweep: The sweep.
         planner: Plans a variant of the job.
+        rules: What its engine means.
         is_free: Whether its trials cost nothing, because they are local.
 
     Raises:
         SpecError: A value of the space, or the job itself, cannot work. The error lists every problem.
     """
     spec, space = sweep.spec, Space.of(sweep.spec.space)
-    problems, warnings = list(_check_sweep(sweep, space)), list[str]()
+    problems, warnings = [*rules.problems, *_check_sweep(sweep, space)], list[str]()
     bounds: list[Plan] = [] if problems else _plan_variations(sweep, space, planner, problems)
     if problems:
         raise SpecError(problems)
-    trials = _count_trials(space, spec)
+    trials = _count_trials(space, spec, rules)
     if spec.trials is not None and trials < spec.trials:
         warnings.append(
             f"{count(trials, 'combination')}, {spec.trials} trials asked: {trials} will run"
@@ -111,7 +129,7 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
     reservations = (0.0, 0.0) if is_free else _reservations([*bounds, *plans])
     if spec.limits.cost is not None and is_free:
         warnings.append("limits.cost: local trials cost nothing")
-    _check_budget(sweep, trials, reservations)
+    _check_budget(sweep, trials, reservations, rules)
     return SweepPlan(
         name=sweep.name,
         engine=spec.engine,
@@ -119,9 +137,9 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
         space={each.path: describe(each) for each in space.dimensions},
         trials=trials,
         parallel=spec.parallel,
-        lengths=lengths_of(sweep),
+        lengths=rules.lengths,
         trial_usd=reservations,
-        ceiling_usd=_ceiling(sweep, trials, reservations),
+        ceiling_usd=_ceiling(sweep, trials, reservations, rules),
         budget_usd=spec.limits.cost,
         planned=len(bounds) + len(plans) + len(refusals),
         refused=len(refusals),
@@ -130,12 +148,12 @@ def plan_sweep(sweep: LoadedSweep, planner: Planner, *, is_free: bool = False) -
     )
 
 
-def _count_trials(space: Space, spec: SweepSpec) -> int:
-    """Return the number of trials: no combination of values is tried twice, unless SageMaker proposes them."""
+def _count_trials(space: Space, spec: SweepSpec, rules: EngineRules) -> int:
+    """Return the number of trials: most engines try no combination of values twice."""
     if spec.strategy == GRID:
         return len(grid_of(space, spec))
     asked = spec.trials or 0
-    if spec.engine == SAGEMAKER_ENGINE or not space.is_countable:
+    if rules.repeats_values or not space.is_countable:
         return asked
     return space.grid_size(asked)
 
@@ -146,21 +164,6 @@ def job_of(sweep: LoadedSweep, trial: Trial, tags: Mapping[str, str] | None = No
     if trial.length is not None:
         values[length_field(sweep.job)] = trial.length
     return sweep.job.with_values(values)
-
-
-def length_field(job: JobSpec) -> str:
-    """Return the field with the length of a Task: `train.steps` or `train.epochs`."""
-    return (
-        "train.steps" if job.train is not None and job.train.steps is not None else "train.epochs"
-    )
-
-
-def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
-    """Return the lengths of hyperband's rungs; empty with other strategies."""
-    train, rungs = sweep.job.train, sweep.spec.rungs or Rungs()
-    if sweep.spec.strategy != HYPERBAND or sweep.is_tuning or train is None:
-        return ()
-    return rung_lengths(train.steps or train.epochs or 1, rungs.factor, rungs.first)
 
 
 def describe(dimension: Dimension) -> str:
@@ -183,7 +186,7 @@ def describe(dimension: Dimension) -> str:
 
 def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
     """Return what is wrong between the sweep and its job."""
-    problems = check_tuning(sweep) if sweep.is_tuning else []
+    problems: list[Problem] = []
     for path in space.dimensions:
         if path.path == "name" or path.path.startswith("tags"):
             message = "a sweep needs this field to find its runs"
@@ -199,40 +202,7 @@ def _check_sweep(sweep: LoadedSweep, space: Space) -> list[Problem]:
     if sweep.spec.strategy == GRID and space.grid_size(MOST_GRID + 1) > MOST_GRID:
         hint = "use fewer values, or strategy: random"
         problems.append(sweep.problem(("space",), f"more than {MOST_GRID} combinations", hint))
-    if sweep.spec.strategy == HYPERBAND and not sweep.is_tuning:
-        problems += _check_hyperband(sweep, sweep.job.train, space)
     return problems
-
-
-def _check_hyperband(sweep: LoadedSweep, train: Train | None, space: Space) -> list[Problem]:
-    """Return why the runs of a job cannot continue exactly from rung to rung."""
-    at, hint = ("strategy",), "use strategy: random with pruning: asha"
-    if train is None:
-        return [
-            sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)
-        ]
-    searched = {dimension.path for dimension in space.dimensions}
-    for path in ("train.steps", "train.epochs", "train.schedule"):
-        if path in searched:
-            return [
-                sweep.problem(
-                    ("space", path), "hyperband needs the same value in all trials", "remove it"
-                )
-            ]
-    if train.schedule != "constant":
-        message = f"train.schedule: {train.schedule} depends on the last step, so a run could not continue exactly"
-        return [
-            sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")
-        ]
-    length, rungs = train.steps or train.epochs or 1, sweep.spec.rungs
-    if rungs is not None and rungs.first is not None and rungs.first >= length:
-        message = f"expected less than {length_field(sweep.job)}, which is {length}"
-        return [
-            sweep.problem(
-                ("rungs", "first"), message, f"use {max(1, math.ceil(length / rungs.factor**2))}"
-            )
-        ]
-    return []
 
 
 def _plan_variations(
@@ -301,7 +271,7 @@ def _reservations(plans: list[Plan]) -> tuple[float, float] | None:
 
 
 def _check_budget(
-    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None, rules: EngineRules
 ) -> None:
     cost = sweep.spec.limits.cost
     if cost is None:
@@ -315,7 +285,7 @@ def _check_budget(
         hint = f"raise it to {math.ceil(reservations[0])} USD, or lower limits.runtime of the job"
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
     most = trials * reservations[1]
-    if sweep.is_tuning and most > cost:
+    if rules.starts_all and most > cost:
         message = (
             f"{trials} trials reserve up to {format_usd(reservations[1])} each, {format_usd(most)} together, "
             f"and a tuning job starts all of them"
@@ -325,13 +295,13 @@ def _check_budget(
 
 
 def _ceiling(
-    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
+    sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None, rules: EngineRules
 ) -> float | None:
     budget = sweep.spec.limits.cost
     if reservations is None:
         return budget
     # With hyperband a trial has a run per rung, and each of them reserves.
-    runs = trials * max(1, len(lengths_of(sweep)))
+    runs = trials * max(1, len(rules.lengths))
     everything = round(runs * reservations[1], 2)
     return everything if budget is None else min(everything, budget)
 

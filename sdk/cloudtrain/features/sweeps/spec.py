@@ -16,6 +16,8 @@ from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
 
 GRID, RANDOM, BAYESIAN, HYPERBAND = "grid", "random", "bayesian", "hyperband"
 SAGEMAKER_ENGINE = "sagemaker"
+FUNCTION = "function/"
+"""Begin of the metric's name where a function of Python returns the objective."""
 
 _KINDS = ("choice", "int", "log_int", "uniform", "log_uniform")
 _KIND_HINT = "such as {choice: [16, 32]}, {int: [2, 8]}, {uniform: [0.0, 0.5]} or {log_uniform: [1e-5, 1e-2]}"

@@ -16,14 +16,11 @@ from cloudtrain.features.sweeps.loader import LoadedSweep, check_sweep
 from cloudtrain.job.document import Document
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
-_POLL_SECONDS = 1.0
-_AWS_POLL_SECONDS = 30.0
 _DATABASE = "sweep.db"
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "backend": str,
@@ -137,12 +134,6 @@ class StoredSweep(ControllerFolder):
             "job": spec.pop("job"),
             "spec": spec,
         }
-
-    @property
-    def poll_seconds(self) -> float:
-        """Seconds between two looks at the sweep: more where each of them calls AWS."""
-        calls_aws = self.sweep.is_tuning and facts_of(self.backend).is_billed
-        return _AWS_POLL_SECONDS if calls_aws else _POLL_SECONDS
 
     @property
     def database(self) -> Path:

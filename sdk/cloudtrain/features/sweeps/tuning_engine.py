@@ -7,9 +7,10 @@ from any machine, finds the tuning job of the first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudtrain.backends.base import BackendContext, TuningService, TuningTrial
 from cloudtrain.backends.registry import backend_package
@@ -17,14 +18,20 @@ from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import UserError
+from cloudtrain.features.sweeps.engine import Engine
+from cloudtrain.features.sweeps.planning import EngineRules, SweepPlan
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.trial import Trial, TrialState
-from cloudtrain.features.sweeps.tuning_request import TuningPlan, render_tuning, searched_values
+from cloudtrain.features.sweeps.tuning_request import (
+    TuningPlan,
+    check_tuning,
+    render_tuning,
+    searched_values,
+)
 from cloudtrain.job.job_fields import SWEEP_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
-from cloudtrain.settings.settings import Settings
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -36,6 +43,8 @@ if TYPE_CHECKING:
 TUNING_FILE = "tuning.json"
 _FINAL = ("Completed", "Failed", "Stopped")
 _MOST_ATTEMPTS = 1000
+_POLL_SECONDS = 1.0
+_AWS_POLL_SECONDS = 30.0
 _STATES = {
     "InProgress": SweepState.RUNNING,
     "Stopping": SweepState.RUNNING,
@@ -46,56 +55,68 @@ _STATES = {
 
 
 @dataclass(frozen=True)
-class TuningEngine:
-    """The tuning job of a stored sweep.
-
-    Attributes:
-        stored: The sweep.
-        settings: The account; None for the settings of environment and files.
-    """
-
-    stored: StoredSweep
-    settings: Settings | None = None
+class TuningEngine(Engine):
+    """The tuning job of a sweep."""
 
     @property
-    def name(self) -> str:
-        """Name of the tuning job; empty before the first start."""
-        return str(self._record().get("name", ""))
+    def rules(self) -> EngineRules:
+        """What the engine means for the plan: SageMaker chooses rungs and values, and starts all trials."""
+        if facts_of(self.backend).uses_account:
+            problems = check_tuning(self.sweep)
+        else:
+            message = "a tuning job runs on SageMaker or in the sandbox, not on this machine"
+            hint = "use engine: optuna, or --sandbox"
+            problems = [self.sweep.problem(("engine",), message, hint)]
+        return EngineRules(tuple(problems), (), repeats_values=True, starts_all=True)
 
-    def start(self, *, new: bool = False) -> None:
+    @property
+    def poll_seconds(self) -> float:
+        """Seconds between two looks at the sweep, each of which calls AWS."""
+        return _AWS_POLL_SECONDS if facts_of(self.backend).is_billed else _POLL_SECONDS
+
+    def find_elsewhere(self, *, new: bool) -> StoredSweep | None:  # noqa: ARG002 (for controllers)
+        """Return None: the name of a tuning job finds that of another machine."""
+        return None
+
+    def create(self) -> tuple[StoredSweep, SweepPlan]:
+        """Plan the sweep, check that the backend is ready, and create the sweep's folder."""
+        planned = self.plan()
+        Client(self.settings).backend(self.backend, self.sweep.job)
+        return self.store(planned), planned
+
+    def start(self, stored: StoredSweep, environ: Mapping[str, str], *, new: bool) -> None:  # noqa: ARG002 (for controllers)
         """Check the account, upload the code and create the tuning job, unless it exists.
-
-        Args:
-            new: Create another one beside an unfinished one of an equal sweep.
 
         Raises:
             CloudError: A check failed, or AWS refused; nothing was created.
             SpecError: The job, or the request of its tuning job, is not valid.
         """
-        job, backend = self.stored.sweep.job, self.stored.backend
         client = Client(self.settings)
-        opened = client.backend(backend, job)
+        opened = client.backend(self.backend, self.sweep.job)
         service = opened.tuning_jobs()
-        if self.name and service.describe(self.name) is not None:
+        name, _ = _read_record(stored)
+        if name and service.describe(name) is not None:
             return
-        plan = client.planner(job, backend=backend)(job)
+        plan = client.planner(self.sweep.job, backend=self.backend)(self.sweep.job)
         tuning, is_known = self._choose(service, plan, new=new)
-        self._save(tuning)
+        _write_record(stored, tuning)
         if is_known:
             return
         wait_for_checks = opened.start_checks(tuning.plan)
-        bundle = self._pack()
+        bundle = self._pack(stored.home)
         raise_failed(wait_for_checks())
-        tag = {"Key": SWEEP_TAG, "Value": self.stored.id}
-        tags = [*tuning.request["Tags"], tag]
+        tag = {"Key": SWEEP_TAG, "Value": stored.id}
         of_trials = {**tuning.plan.request, "Tags": [*tuning.plan.request["Tags"], tag]}
-        stored = dataclasses.replace(tuning.plan, request=of_trials)
-        service.create({**tuning.request, "Tags": tags}, stored, bundle)
+        service.create(
+            {**tuning.request, "Tags": [*tuning.request["Tags"], tag]},
+            dataclasses.replace(tuning.plan, request=of_trials),
+            bundle,
+        )
 
     def _choose(self, service: TuningService, plan: Plan, *, new: bool) -> tuple[TuningPlan, bool]:
         """Return the tuning job to create, or the unfinished one of an equal sweep, and whether it exists."""
         for attempt in range(1, _MOST_ATTEMPTS):
-            tuning = render_tuning(self.stored.sweep, plan, attempt=attempt)
+            tuning = render_tuning(self.sweep, plan, attempt=attempt)
             found = service.describe(tuning.name)
             if found is None:
                 return tuning, False
@@ -103,72 +124,61 @@ class TuningEngine:
                 return tuning, True
         raise UserError(f"this sweep was started {_MOST_ATTEMPTS} times", "change its name")
 
-    def _pack(self) -> Bundle:
+    def _pack(self, home: Path) -> Bundle:
         from cloudtrain.bundle import BUNDLES_FOLDER, collect
         from cloudtrain.bundle.archive import write_bundle
 
-        job, home = self.stored.sweep.job, self.stored.home
-        return write_bundle(
-            collect(job.code_directory, job.includes, home=home), home / BUNDLES_FOLDER
-        )
+        job = self.sweep.job
+        code = collect(job.code_directory, job.includes, home=home)
+        return write_bundle(code, home / BUNDLES_FOLDER)
 
-    def _save(self, tuning: TuningPlan) -> None:
-        record = {"name": tuning.name, "reservation_usd": tuning.plan.cost.max_usd}
-        write_atomically(self.stored.folder / TUNING_FILE, dump_json(record, indent=1) + "\n")
-
-    def _record(self) -> Mapping[str, Any]:
-        try:
-            record = load_json((self.stored.folder / TUNING_FILE).read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
-
-    def status(self) -> SweepStatus:
-        """Return the status of the tuning job and its trials."""
-        service = self._service()
-        described = None if service is None or not self.name else service.describe(self.name)
-        trials = (
-            () if described is None or service is None else self._read(service.trials(self.name))
-        )
-        state, reason = (
-            SweepState.INTERRUPTED,
-            "its tuning job was not created; start the sweep again",
-        )
-        if described is not None:
+    def look(self, stored: StoredSweep) -> tuple[SweepStatus, bool]:
+        """Return the status of the tuning job and its trials, and whether it runs."""
+        service = self._service(stored.home)
+        name, reservation = _read_record(stored)
+        described = None if service is None or not name else service.describe(name)
+        trials: tuple[Trial, ...] = ()
+        if described is not None and service is not None:
+            trials = tuple(
+                self._read_trial(number, each, reservation)
+                for number, each in enumerate(service.trials(name))
+            )
             state = _STATES[described["HyperParameterTuningJobStatus"]]
             reason = str(described.get("FailureReason", ""))
-        elif self.name:
+        elif name:
             state = SweepState.FAILED
-            reason = f"there is no tuning job {self.name}: it was deleted, or its sandbox ended"
-        return SweepStatus.of(self.stored, state, reason, trials)
+            reason = f"there is no tuning job {name}: it was deleted, or its sandbox ended"
+        else:
+            state = SweepState.INTERRUPTED
+            reason = "its tuning job was not created; start the sweep again"
+        return SweepStatus.of(stored, state, reason, trials), state is SweepState.RUNNING
 
-    def stop(self) -> None:
+    def stop(self, stored: StoredSweep) -> None:
         """Stop the tuning job; SageMaker then stops its trials."""
-        service = self._service()
-        if service is not None and self.name:
-            service.stop(self.name)
+        service = self._service(stored.home)
+        name, _ = _read_record(stored)
+        if service is not None and name:
+            service.stop(name)
 
-    def _service(self) -> TuningService | None:
+    def has_other_code(self, stored: StoredSweep) -> bool:  # noqa: ARG002 (for controllers)
+        """Return False: a tuning job of other code has another name, and is another sweep."""
+        return False
+
+    def _service(self, home: Path) -> TuningService | None:
         """Return the tuning jobs of the sweep's backend; None if its sandbox does not run. Nothing is started."""
-        job = self.stored.sweep.job
-        context = BackendContext(
-            self.stored.home, lambda: self.settings or find_settings(job), known_prices
-        )
-        if not facts_of(self.stored.backend).uses_account:
+        if not facts_of(self.backend).uses_account:
             return None
-        opened = next(iter(backend_package(self.stored.backend).find_backends(context)), None)
-        return None if opened is None else opened.tuning_jobs()
-
-    def _read(self, found: Iterable[TuningTrial]) -> tuple[Trial, ...]:
-        reservation = float(self._record().get("reservation_usd") or 0.0)
-        return tuple(
-            self._read_trial(number, each, reservation) for number, each in enumerate(found)
+        context = BackendContext(
+            home, lambda: self.settings or find_settings(self.sweep.job), known_prices
         )
+        opened = next(iter(backend_package(self.backend).find_backends(context)), None)
+        return None if opened is None else opened.tuning_jobs()
 
     def _read_trial(self, number: int, found: TuningTrial, reservation: float) -> Trial:
         try:
-            values = read_values(searched_values(self.stored.sweep), found.hyperparameters)
-        except TrialError:  # somebody else has created this tuning job
+            values = read_values(searched_values(self.sweep), found.hyperparameters)
+        except TrialError:
+            # Another program has created this tuning job.
             values = dict(found.hyperparameters)
         state, reason = _state_of(found)
         cost = found.cost_usd if found.cost_usd is not None else reservation
@@ -198,3 +208,19 @@ def _state_of(found: TuningTrial) -> tuple[TrialState, str]:
         return TrialState.PRUNED, "stopped before its end"
     states = {State.SUCCEEDED: TrialState.SUCCEEDED, State.STOPPED: TrialState.STOPPED}
     return states.get(found.state, TrialState.FAILED), found.reason
+
+
+def _write_record(stored: StoredSweep, tuning: TuningPlan) -> None:
+    record = {"name": tuning.name, "reservation_usd": tuning.plan.cost.max_usd}
+    write_atomically(stored.folder / TUNING_FILE, dump_json(record, indent=1) + "\n")
+
+
+def _read_record(stored: StoredSweep) -> tuple[str, float]:
+    """Return the name of the tuning job, which is empty before the first start, and a trial's reservation."""
+    try:
+        record = load_json((stored.folder / TUNING_FILE).read_bytes())
+    except (OSError, ValueError):
+        return "", 0.0
+    if not isinstance(record, dict):
+        return "", 0.0
+    return str(record.get("name", "")), float(record.get("reservation_usd") or 0.0)

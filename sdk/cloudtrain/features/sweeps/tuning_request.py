@@ -16,7 +16,7 @@ from cloudtrain.catalog.service_limits import TUNING_JOB, check_request, limit_o
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.features.sweeps.loader import LoadedSweep
 from cloudtrain.features.sweeps.space import Choice, Dimension, Range, Space
-from cloudtrain.features.sweeps.spec import BAYESIAN, GRID, HYPERBAND, RANDOM
+from cloudtrain.features.sweeps.spec import BAYESIAN, FUNCTION, GRID, HYPERBAND, RANDOM
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.sections.train import Train
@@ -80,6 +80,10 @@ def check_tuning(sweep: LoadedSweep) -> list[Problem]:
 
 def _check_sweep(sweep: LoadedSweep) -> Iterator[Diagnostic]:
     spec, metric = sweep.spec, sweep.spec.objective.metric
+    if metric.startswith(FUNCTION):
+        hint = "name a metric, or use engine: optuna"
+        yield Diagnostic("SageMaker cannot call a function of Python", ("objective",), hint)
+        return
     if spec.pruning == "asha":
         hint = "use pruning: median, which is SageMaker's own rule, or engine: optuna"
         yield Diagnostic("a tuning job cannot stop trials by this rule", ("pruning",), hint)
