@@ -25,7 +25,7 @@ from cloudtrain.cli.options import (
     trust_option,
 )
 from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError
-from cloudtrain.support.features import call_feature
+from cloudtrain.support.features import offer
 
 if TYPE_CHECKING:
     from cloudtrain.runs.log_lines import LogFilter
@@ -286,6 +286,6 @@ def schema(reference: bool, sweep: bool) -> None:
     if reference:
         console.print_text(reference_page())
     elif sweep:
-        console.print_json(call_feature("sweeps.schema", "sweep_schema"))
+        console.print_json(offer("sweep_schema")())
     else:
         console.print_json(job_schema())

@@ -37,7 +37,7 @@ from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
-from cloudtrain.support.features import call_feature, has_feature
+from cloudtrain.support.features import find_offer, offer
 from cloudtrain.support.units import format_size
 
 
@@ -181,7 +181,7 @@ def list_(
 ) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
     if endpoints:
-        call_feature("serving.commands", "list_endpoints", only, idle, as_json=as_json)
+        offer("endpoint_list")(only, idle, as_json=as_json)
         return
     from cloudtrain.client.client import Client
     from cloudtrain.console.runs import print_runs
@@ -407,9 +407,8 @@ def rm(
             found = removal.select_named(Client(), runs)
         else:
             before = datetime.now(UTC) - timedelta(seconds=older_than)
-            best = {}
-            if keep_best and has_feature("sweeps"):
-                best = call_feature("sweeps.service", "find_best_trials")
+            best_trials = find_offer("best_trials") if keep_best else None
+            best = best_trials() if best_trials is not None else {}
             found = removal.select_older(Client(), before, keep_best=keep_best, best_trials=best)
         sizes = {
             status.reference: removal.folder_bytes(removal.folder_of(status))

@@ -48,7 +48,7 @@ from cloudtrain.support.backend_facts import (
     choose_backends,
     facts_of,
 )
-from cloudtrain.support.features import call_feature
+from cloudtrain.support.features import offer
 from cloudtrain.support.renamed import renamed_arguments
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Client:
 
     def rehearse(self, job: Job, options: Any = None, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.rehearse(job, client=client)`."""
-        return call_feature("rehearsal.rehearse", "rehearse_job", self, job, options, **given)
+        return offer("rehearse")(self, job, options, **given)
 
     def submit(
         self,
@@ -294,7 +294,7 @@ class Client:
 
     def evaluate(self, *arguments: Any, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""
-        return call_feature("evaluation.evaluating", "evaluate", *arguments, client=self, **given)
+        return offer("evaluate")(*arguments, client=self, **given)
 
     def _plan_resumed(
         self, spec: JobSpec, previous: PreviousRun, backend: Backend, from_step: int | None
@@ -425,7 +425,7 @@ class Client:
 
     def costs(self, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.costs(client=client)`."""
-        return call_feature("costs.reading", "costs", client=self, **given)
+        return offer("costs")(client=self, **given)
 
     @renamed_arguments(references="runs")
     def compare(self, runs: Iterable[RunLike]) -> Comparison:

@@ -1,27 +1,45 @@
-"""The features as the core uses them: by name only, where they are installed."""
+"""What features offer to the core and to each other. A feature is a folder that may be missing."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
+from cloudtrain.errors import UserError
+
 _PACKAGE = "cloudtrain.features"
+OFFERS = {
+    "best_trials": "sweeps.service.find_best_trials",
+    "costs": "costs.reading.costs",
+    "endpoint_list": "serving.commands.list_endpoints",
+    "evaluate": "evaluation.evaluating.evaluate",
+    "rehearse": "rehearsal.rehearse.rehearse_job",
+    "sweep_list": "sweeps.page_record.list_sweeps",
+    "sweep_page": "sweeps.page_record.sweep_document",
+    "sweep_schema": "sweeps.schema.sweep_schema",
+}
+"""The functions of features that others call, by what they give: feature, module and name."""
 
 
-def has_feature(name: str) -> bool:
-    """Return whether a feature is installed."""
-    return importlib.util.find_spec(f"{_PACKAGE}.{name}") is not None
+def find_offer(name: str) -> Callable[..., Any] | None:
+    """Return a function of a feature, by its name in `OFFERS`; None where the feature is not installed."""
+    module, _, function = OFFERS[name].rpartition(".")
+    if importlib.util.find_spec(f"{_PACKAGE}.{module.partition('.')[0]}") is None:
+        return None
+    found: Callable[..., Any] = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), function)
+    return found
 
 
-def call_feature(module: str, function: str, *arguments: Any, **given: Any) -> Any:
-    """Call a function of a feature.
+def offer(name: str) -> Callable[..., Any]:
+    """Return a function of a feature, by its name in `OFFERS`.
 
-    Args:
-        module: The module below `cloudtrain.features`, such as `sweeps.schema`.
-        function: Name of the function.
-        arguments: Its arguments.
-        given: Its named arguments.
+    Raises:
+        UserError: The feature is not installed.
     """
-    found = importlib.import_module(f"{_PACKAGE}.{module}")
-    return getattr(found, function)(*arguments, **given)
+    found = find_offer(name)
+    if found is None:
+        feature = OFFERS[name].partition(".")[0]
+        raise UserError(f"this installation has no feature {feature!r}", "install cloudtrain again")
+    return found

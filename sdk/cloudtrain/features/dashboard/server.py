@@ -18,7 +18,7 @@ from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_pag
 from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
 from cloudtrain.runs.comparison import Comparison
 from cloudtrain.runs.status import status_texts
-from cloudtrain.support.features import call_feature, has_feature
+from cloudtrain.support.features import find_offer, offer
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -161,20 +161,14 @@ class Dashboard:
         return await _answer(read)
 
     async def _sweeps(self, _: Request) -> Response:
-        return await _answer(
-            lambda: {
-                "sweeps": call_feature("sweeps.page_record", "list_sweeps")
-                if has_feature("sweeps")
-                else []
-            }
-        )
+        def read() -> dict[str, Any]:
+            list_sweeps = find_offer("sweep_list")
+            return {"sweeps": [] if list_sweeps is None else list_sweeps()}
+
+        return await _answer(read)
 
     async def _sweep(self, request: Request) -> Response:
-        return await _answer(
-            lambda: call_feature(
-                "sweeps.page_record", "sweep_document", request.path_params["name"]
-            )
-        )
+        return await _answer(lambda: offer("sweep_page")(request.path_params["name"]))
 
     async def _act(self, request: Request) -> Response:
         reference = request.path_params["reference"]
