@@ -172,3 +172,36 @@ def test_a_comma_in_an_override_is_refused() -> None:
     with pytest.raises(UserError, match=r"0,001 is not one value") as caught:
         parse_scalar("{lr: 0,001}", "--set code.args={lr: 0,001}")
     assert str(caught.value).startswith("--set code.args={lr: 0,001}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: #2\n", "job.yaml:1:3  a: "),
+        ("a:\n  b:   #2", "job.yaml:2:5  a.b: "),
+        ("a:\n- #2\n- 3\n", "job.yaml:2:2  a[0]: "),
+        ("a: {b: #2\n}\n", "job.yaml:1:7  a.b: "),
+    ],
+)
+def test_a_value_that_is_a_comment_is_reported(text: str, place: str) -> None:
+    (problem,) = parse_document(text, "job.yaml").problems
+    hint = 'write 2, or "#2" for text with a #'
+    assert str(problem) == f"{place}no value: #2 is a comment; {hint}"
+    with pytest.raises(UserError, match="no value: #2 is a comment"):
+        parse_scalar("#2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: # 2\n",
+        "a: #2 of them\n",
+        "a: #TODO\n",
+        "a: #x\n  b: 1\n",
+        "a:\n#2\n",
+        "? a\n",
+        "a: 1 #2\n",
+    ],
+)
+def test_other_comments_are_comments(text: str) -> None:
+    assert not parse_document(text, "job.yaml").problems

@@ -227,7 +227,7 @@ def parse_document(text: str, label: str) -> Document:
     if node is None:
         document.values[()] = SourceLocation(label, 1, 1)
         return document
-    reader = _Reader(document)
+    reader = _Reader(document, text.splitlines())
     document.data = reader.read(node, ())
     if reader.is_too_large:
         raise SpecError(document.problems)
@@ -263,8 +263,9 @@ def parse_scalar(text: str, origin: str = "--set") -> Any:
 
 
 class _Reader:
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, lines: Sequence[str]) -> None:
         self.document = document
+        self.lines = lines
         self.count = 0
         self.is_too_large = False
 
@@ -421,6 +422,15 @@ class _Reader:
             return text
         if text == "~":
             self.document.tildes.add(path)
+        if _is_absent(node):
+            mark = node.start_mark
+            # The end of the text is a line of its own.
+            rest = "".join(self.lines[mark.line : mark.line + 1])[mark.column :]
+            found = _COMMENTED_VALUE.fullmatch(rest)
+            if found is not None:
+                value = found["value"]
+                hint = f'write {value}, or "#{value}" for text with a #'
+                self._report(node, path, f"no value: #{value} is a comment", hint)
         return _resolve(text)
 
     def _report(self, node: yaml.Node, path: FieldPath, message: str, hint: str = "") -> None:
@@ -435,6 +445,8 @@ class _Reader:
         )
 
 
+_COMMENTED_VALUE = re.compile(r"\s*#(?!TODO|FIXME|XXX|[#!-])(?P<value>[^\s,}\]]{1,100})\s*")
+"""What follows a field without a value: a comment that has the form of one. Sentences and notes are comments."""
 _SHOWN_CHARACTERS = 40
 _MOST_PIECES = 6
 _PIECE = re.compile(r"[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%$]+)?")
