@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.jobs import EXAMPLES
 
+import cloudtrain
 from cloudtrain.features.rehearsal.comparing import Difference
 from cloudtrain.features.rehearsal.resuming import judge_state
 from cloudtrain.features.rehearsal.runs import Record, is_disk_full, steps_of
+from cloudtrain.features.rehearsal.saving import judge_interval, seconds_between_failures
 from cloudtrain.features.rehearsal.script_files import damaged_archive, partial_state, saved_files
 from cloudtrain.support.checks import Result
 from cloudtrain_runtime.checkpoint.comparison import compare
@@ -134,6 +137,15 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
     content[len(content) // 2] ^= 1
     (folder / "last.pt").write_bytes(content)
     assert damaged_archive(saved_files([tmp_path])) == "last.pt"
+
+
+def test_the_interval_follows_young_and_daly() -> None:
+    plan = cloudtrain.plan(cloudtrain.JobSpec.from_yaml(EXAMPLES / "digits" / "job.yaml"))
+    # 8 GPUs: 50,700 / 8 hours between failures; sqrt(2 x 20 s x 22,815,000 s) is 30,209 s.
+    assert seconds_between_failures(plan) == pytest.approx(50_700 * 3600 / 8)
+    assert "a checkpoint each 8h23m loses least" in judge_interval(plan, 20.0, None)
+    spot = cloudtrain.JobSpec.from_yaml(EXAMPLES / "digits" / "job.yaml", ["cluster.spot=true"])
+    assert seconds_between_failures(cloudtrain.plan(spot)) < 3_600 * 3600
 
 
 def test_a_failure_on_a_full_disk_is_recognized(
