@@ -14,7 +14,9 @@ from support.checkpoints import write_manifest
 from torch.utils.data import DataLoader, IterableDataset
 
 from cloudtrain_runtime.checkpoint.inspection import Inspection
-from cloudtrain_runtime.checkpoint.listing import expired_folders, list_checkpoints
+from cloudtrain_runtime.checkpoint.listing import list_checkpoints
+from cloudtrain_runtime.checkpoint.retention import expired_folders
+from cloudtrain_runtime.checkpoint.step_boundary import BoundaryDecision
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, FolderStorage
 from cloudtrain_runtime.checkpoint.trainer_format import list_trainer_checkpoints
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree
@@ -36,11 +38,11 @@ def folder_of(path: Path, run: str = "first", **changes: Any) -> CheckpointFolde
 
 def save(folder: CheckpointFolder, step: int, text: str = "weights") -> Path:
     path = folder.path(step)
-    folder.begin(step, None)
+    folder.begin(step)
     (path / "sub").mkdir()
     (path / "model.bin").write_bytes(text.encode() * 100_000)
     (path / "sub" / "state.json").write_text(f"{step}")
-    folder.finish(step, None)
+    folder.finish(step)
     return path
 
 
@@ -55,7 +57,7 @@ def test_old_checkpoints_are_deleted(tmp_path: Path) -> None:
     ]
     folder.path(200).mkdir()
     (folder.path(200) / "model.bin").touch()
-    folder.finish(200, None, kept=[folder.path(10)])
+    folder.finish(200, kept=[folder.path(10)])
     assert folder.complete_steps() == [10, 100, 200]
 
 
@@ -79,8 +81,8 @@ def test_an_incomplete_checkpoint_is_not_used(tmp_path: Path, damage: str) -> No
         marker.write_text(
             "[" if damage == "no list" else '{"run": "first", "step": 20, "files": [{"path": 3}]}'
         )
-    assert folder.newest_step(None) == 10
-    folder.prepare(10, None)
+    assert folder.newest_step() == 10
+    folder.prepare(10)
     # Without our file it may be another program's.
     assert newest.exists() == (damage == "no marker")
 
@@ -104,7 +106,7 @@ def test_both_formats_keep_and_delete_the_same(tmp_path: Path, keep: int) -> Non
             (saved / "model.bin").write_text("short")
             (trainer.path(step) / "model.bin").write_text("short")
     for step in unfinished:
-        trainer.begin(step, None)
+        trainer.begin(step)
 
     storage = FolderStorage(ours)
     states = [each.state for each in list_checkpoints(storage)]
@@ -113,9 +115,9 @@ def test_both_formats_keep_and_delete_the_same(tmp_path: Path, keep: int) -> Non
     expired = expired_folders(storage, run="first", step=40, keep=keep, state={})
     left = {each.step for each in list_checkpoints(storage) if each.name not in expired}
     resumed = folder_of(theirs, keep=keep)
-    assert resumed.newest_step(None) == 40
-    resumed.prepare(40, None)
-    resumed.finish(40, None)
+    assert resumed.newest_step() == 40
+    resumed.prepare(40)
+    resumed.finish(40)
     assert {int(path.name.rpartition("-")[2]) for path in theirs.iterdir()} == left
     assert left == {1: {20, 40}, 2: {20, 30, 35, 40}, 3: {10, 20, 30, 35, 40}}[keep]
 
@@ -132,7 +134,7 @@ def test_a_list_of_another_step_is_damaged_in_both_formats(tmp_path: Path) -> No
         ("damaged", "manifest.json is of step 10"),
         ("damaged", "cloudtrain.json is of step 10"),
     ]
-    assert folder_of(tmp_path).newest_step(None) is None
+    assert folder_of(tmp_path).newest_step() is None
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
@@ -141,7 +143,7 @@ def test_a_list_that_cannot_be_read_stops_the_run(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     (save(folder, 10) / MARKER).chmod(0)
     with pytest.raises(CheckpointError, match="its checkpoints cannot be listed"):
-        folder_of(tmp_path).newest_step(None)
+        folder_of(tmp_path).newest_step()
 
 
 def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
@@ -149,8 +151,8 @@ def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / "model.bin").write_text("theirs")
     folder = folder_of(tmp_path, keep=1)
-    folder.begin(15, None)  # and an attempt that was killed while it saved
-    folder.prepare(0, None)
+    folder.begin(15)  # and an attempt that was killed while it saved
+    folder.prepare(0)
     for step in (10, 20, 30):
         save(folder, step)
     kept = {path.parent.name for path in tmp_path.glob("*/model.bin")}
@@ -160,11 +162,11 @@ def test_folders_of_other_programs_are_kept(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_checkpoint_of_another_run_is_kept(tmp_path: Path) -> None:
-    folder_of(tmp_path, "other").begin(40, None)
+    folder_of(tmp_path, "other").begin(40)
     never = folder_of(tmp_path, resume="never")
-    never.prepare(0, None)
+    never.prepare(0)
     assert never.path(40).exists()
-    folder_of(tmp_path).prepare(0, None)
+    folder_of(tmp_path).prepare(0)
     assert not never.path(40).exists()
 
 
@@ -218,16 +220,14 @@ def upload(root: Path) -> str:
 def test_checkpoints_of_other_runs_are_used_as_asked(tmp_path: Path) -> None:
     save(folder_of(tmp_path, "first"), 10)
     save(folder_of(tmp_path, "second"), 20)
-    assert folder_of(tmp_path, "third").newest_step(None) == 20
-    assert (
-        folder_of(tmp_path, "third", resume="file:///x", resume_run="first").newest_step(None) == 10
-    )
+    assert folder_of(tmp_path, "third").newest_step() == 20
+    assert folder_of(tmp_path, "third", resume="file:///x", resume_run="first").newest_step() == 10
     never = folder_of(tmp_path, "third", resume="never")
-    assert never.newest_step(None) is None
+    assert never.newest_step() is None
     with pytest.raises(
         CheckpointError, match="step 10 of run first, which this run would overwrite"
     ):
-        never.prepare(0, None)
+        never.prepare(0)
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
 
 
@@ -246,12 +246,12 @@ def test_a_save_is_due_by_steps_or_by_time(
     control = RunControl(
         context(), replace(CONFIG, every_steps=every_steps, every_seconds=every_seconds)
     )
-    assert [step for step in range(1, 5) if control.decide(step)[0]] == saved
-    assert not control.decide(5)[1]
+    assert [step for step in range(1, 5) if control.decide(step).save] == saved
+    assert not control.decide(5).stop
     tree = MlTree(tmp_path)
     tree.stop_notice.parent.mkdir()
     tree.stop_notice.touch()
-    assert control.decide(7) == (True, True)
+    assert control.decide(7) == BoundaryDecision(save=True, stop=True)
 
 
 class Shuffled(IterableDataset[int]):

@@ -1,10 +1,9 @@
-"""The checkpoints in a folder: which are complete, which are not and why, and which are expired. Without torch."""
+"""The checkpoints in a folder: which are complete, and which are not and why. Without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cloudtrain_runtime.checkpoint.storage import WRITER_FILE, Storage
 from cloudtrain_runtime.contract.checkpoint_folder import (
@@ -16,14 +15,11 @@ from cloudtrain_runtime.contract.json_checks import MismatchError
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
     Manifest,
-    best_steps,
     check_run_id,
 )
 from cloudtrain_runtime.contract.saved_checkpoint import (
-    DAMAGED,
     SavedCheckpoint,
     age_order,
-    oldest_kept,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.errors import CheckpointError
@@ -60,36 +56,6 @@ def list_checkpoints(storage: Storage) -> list[CheckpointRecord]:
     """Return the checkpoints of a storage, oldest first."""
     found = [_examine(storage, folder, files) for folder, files in storage.folders().items()]
     return sorted(found, key=lambda record: age_order(record.step, record.time))
-
-
-def expired_folders(
-    storage: Storage, *, run: str, step: int, keep: int, state: Mapping[str, Any]
-) -> list[str]:
-    """Return the folders to delete: complete checkpoints beyond those to keep, and older unfinished ones.
-
-    Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Checkpoints newer
-    than `step`, which was just saved with `state`, are ignored. Kept are:
-
-    - damaged checkpoints, which may be all that is left of a run;
-    - the checkpoint with the best weights, or with the next best when that one could not be saved.
-    """
-    records = [
-        record
-        for record in list_checkpoints(storage)
-        if record.step <= step and (record.run or "") == run
-    ]
-    steps = sorted({record.step for record in records if record.is_complete})
-    oldest = oldest_kept(steps, keep)
-    if oldest is None:
-        return []
-    best = [each for each in best_steps(state) if each in steps][-1:]
-    return [
-        record.name
-        for record in records
-        if record.state != DAMAGED
-        and record.step < oldest
-        and not (record.is_complete and record.step in best)
-    ]
 
 
 def mark_damaged(storage: Storage, folder: str, details: Iterable[str]) -> None:

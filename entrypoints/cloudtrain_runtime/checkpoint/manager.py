@@ -8,7 +8,6 @@ files, a checkpoint does not exist.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from torch import nn
 from cloudtrain_runtime.checkpoint.listing import CheckpointRecord
 from cloudtrain_runtime.checkpoint.loading import load_step, newest, resume
 from cloudtrain_runtime.checkpoint.saving import CheckpointSaver
+from cloudtrain_runtime.checkpoint.step_boundary import StepBoundary
 from cloudtrain_runtime.checkpoint.storage import open_storage
 from cloudtrain_runtime.checkpoint.training_state import (
     States,
@@ -39,11 +39,9 @@ from cloudtrain_runtime.checkpoint.training_state import (
 )
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import log_line
-from cloudtrain_runtime.process.process_group import Agreement, Row, gather
+from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.process.stop_notice import StopNotice
 
 LEAVE_SECONDS = 100.0
 """How long a rank that has failed, or a script after a stop notice, waits for a save in progress."""
@@ -78,22 +76,15 @@ class Resumed:
     world_size: int = 0
 
 
-@dataclass(frozen=True)
-class BoundaryDecision:
-    """What all ranks have agreed to do at a step boundary."""
-
-    save: bool
-    stop: bool
-
-
 class CheckpointManager:
     """Saves and resumes one run. All ranks call every method together.
 
     Attributes:
         storage: Where this run saves.
         notice: This host's stop notice.
-        group: CPU process group of all ranks for small messages, which do not queue behind gradients; None for one
-            rank.
+        group: CPU process group of all ranks for small messages; None for one rank.
+        at_boundary: Returns what all ranks do at a step boundary, as `StepBoundary.decide` does.
+        poll: Processes the rows that are being exchanged, as `Agreement.poll` does.
 
     Args:
         config: The job's checkpoint section. An empty uri means the host's /opt/ml/checkpoints.
@@ -110,11 +101,13 @@ class CheckpointManager:
         numbers: int = 0,
     ) -> None:
         self.storage = open_storage(_save_location(config, context))
-        self.notice = StopNotice(ml_tree(os.environ))
         self._config = config
         self._context = context
-        self._agreement = Agreement(context, flags=2, numbers=numbers)
-        self.group = self._agreement.group
+        self._boundary = StepBoundary(context, config, numbers)
+        self.notice = self._boundary.notice
+        self.group = self._boundary.group
+        self.at_boundary = self._boundary.decide
+        self.poll = self._boundary.poll
         attempt = gather(secrets.token_hex(4), context, self.group)[0]
         mesh = mesh or {"data": context.world_size}
         self._saver = CheckpointSaver(
@@ -128,7 +121,6 @@ class CheckpointManager:
         )
         self.require_completed = self._saver.require_completed
         self._guarded: set[int] = set()
-        self._has_asked = False
 
     def peek_state(self) -> Mapping[str, Any]:
         """Return the `state` of the checkpoint that `resume` will load, before the model exists."""
@@ -175,7 +167,7 @@ class CheckpointManager:
         with _naming_checkpoint(checkpoint.uri):
             objects = restore_states(loaded, model, optimizers, self._context, names)
         drop_unsaved_states(names, stepped, optimizers)
-        self._saver.last_started_at = time.monotonic()
+        self._boundary.saved_at = time.monotonic()
         is_own = checkpoint.location == self.storage.uri
         saved = checkpoint.content
         self._saver.last_step = saved.step if is_own else None
@@ -205,30 +197,6 @@ class CheckpointManager:
         with _naming_checkpoint(f"{storage.uri}, step {step}"):
             restore_model(states, model)
         return True
-
-    def at_boundary(self, step: int, row: Row | None = None) -> BoundaryDecision:
-        """Exchange flags and a row of numbers with the other ranks; return what all ranks do at this step boundary."""
-        must_stop, must_save = self._agreement.at_boundary(
-            lambda: (self.notice.is_given, self._is_due_by_clock()), row
-        )
-        if must_save:
-            # If this save fails, the clock requests another one.
-            self._has_asked = False
-        every = self._config.every_steps
-        is_due_by_step = every is not None and step % every == 0
-        return BoundaryDecision(save=must_save or is_due_by_step, stop=must_stop)
-
-    def poll(self, *, wait: bool = True) -> None:
-        """Process the rows that are being exchanged; without `wait` only those that have arrived."""
-        self._agreement.poll(wait=wait)
-
-    def _is_due_by_clock(self) -> bool:
-        """Return whether rank 0's clock requests a save: once per request, which takes a step to be agreed on."""
-        seconds = self._config.every_seconds
-        if seconds is None or not self._context.is_main or self._has_asked:
-            return False
-        self._has_asked = time.monotonic() - self._saver.last_started_at >= seconds
-        return self._has_asked
 
     def save(
         self,
@@ -263,6 +231,7 @@ class CheckpointManager:
                 values = collect_states(model, optimizers, objects, self._context)
             return values, unshared_names(values, model)
 
+        self._boundary.saved_at = time.monotonic()
         is_started = self._saver.save(step, states, state, wait=wait)
         if may_change_outside_steps(model, optimizers):
             # No hook runs before such a change.

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cloudtrain_runtime.checkpoint.listing import expired_folders, mark_damaged
+from cloudtrain_runtime.checkpoint.listing import mark_damaged
 from cloudtrain_runtime.checkpoint.rank_coordinator import RankCoordinator, SaveError
+from cloudtrain_runtime.checkpoint.retention import expired_folders
 from cloudtrain_runtime.checkpoint.safe_metadata import read_metadata
 from cloudtrain_runtime.checkpoint.shards import (
     METADATA_FILE,
@@ -88,7 +89,6 @@ class CheckpointSaver:
         mesh: Size of each dimension of parallelism by name, for the manifest.
 
     Attributes:
-        last_started_at: When the last save was started, on the monotonic clock.
         last_step: Step of the newest complete checkpoint of this attempt, or of the one that it resumed from.
     """
 
@@ -103,7 +103,6 @@ class CheckpointSaver:
         keep: int,
         mesh: Mapping[str, int],
     ) -> None:
-        self.last_started_at = time.monotonic()
         self.last_step: int | None = None
         self.step_in_progress = -1
         self._storage = storage
@@ -145,7 +144,6 @@ class CheckpointSaver:
         that each rank may have its own of: the lowest rank's value is saved.
         """
         started_at = time.monotonic()
-        self.last_started_at = started_at
         if wait:
             if not self.wait_for_save(step=step):
                 return False

@@ -118,7 +118,7 @@ class Loop:
         if self._run is None:
             yield from self._remaining(count)
             return
-        with self._run.control.acting_on_notices():
+        with self._run.control.notice.handling_signals():
             yield from self._remaining(count)
             heartbeat.pause()  # what the script does now may take any time
             if not self.is_stopped:
@@ -222,6 +222,7 @@ class _Run:
         self.control = RunControl(place, config.checkpoint)
         self._accelerator, self._context = accelerator, place
         self._folder = CheckpointFolder(place, config.checkpoint, is_copied=config.max_restarts > 0)
+        self._folder.group = self.control.group
         self._position = _Position(place)
         self._state = _LoopState()
         self._saved_step = 0
@@ -232,9 +233,8 @@ class _Run:
 
     def load(self) -> tuple[int, int]:
         """Load the newest checkpoint; return the epoch and the step that training continues from."""
-        group = self.control.group
-        newest = self._folder.newest_step(group)
-        self._folder.prepare(newest or 0, group)
+        newest = self._folder.newest_step()
+        self._folder.prepare(newest or 0)
         if newest is None:
             return 0, 0
         self._accelerator.load_state(str(self._folder.path(newest)))
@@ -288,10 +288,10 @@ class _Run:
     def at_step(self, place: _Place) -> bool:
         """Save if it is due; return whether all ranks stop."""
         self._context.progress.step = place.step
-        must_save, must_stop = self.control.decide(place.step)
-        if must_save:
+        due = self.control.decide(place.step)
+        if due.save:
             self._save(place)
-        return must_stop
+        return due.stop
 
     def save_end(self, place: _Place) -> None:
         """Save the end of the training, whose last evaluation is done."""
@@ -300,19 +300,18 @@ class _Run:
 
     def _save(self, place: _Place) -> None:
         heartbeat.pause()
-        group = self.control.group
-        self._folder.begin(place.step, group)
+        self._folder.begin(place.step)
         is_in_epoch = place.batches and not place.is_epoch_done
         own: dict[str, Any] = {"now": random_states(self._context)}
         if self._is_exact or not is_in_epoch:
             own = self._position.state(place.epoch, place.batches if is_in_epoch else 0)
-        ranks = gather(own, self._context, group)
+        ranks = gather(own, self._context, self.control.group)
         self._state.content = {**dataclasses.asdict(place), "ranks": ranks}
         try:
             self._accelerator.save_state(str(self._folder.path(place.step)))
         finally:
             self._state.content = {}
-        self._folder.finish(place.step, group)
+        self._folder.finish(place.step)
         self._saved_step = place.step
 
     def _log(self, text: str) -> None:

@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -36,13 +36,18 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
 
+T = TypeVar("T")
+
 _BLOCKS = 16
 _BLOCK_BYTES = 65_536
 _CHUNK_BYTES = 16 * 2**20
 
 
 class CheckpointFolder:
-    """The checkpoints of one run. Methods with a `group` are called by all ranks together.
+    """The checkpoints of one run. All ranks call `newest_step`, `prepare`, `begin` and `finish` together.
+
+    Attributes:
+        group: CPU process group of all ranks, to be set when they have joined; None for one rank.
 
     Args:
         context: This rank's context.
@@ -53,6 +58,7 @@ class CheckpointFolder:
     def __init__(
         self, context: Context, config: CheckpointConfig, *, is_copied: bool = False
     ) -> None:
+        self.group: dist.ProcessGroup | None = None
         self._context = context
         self._config = config
         self._is_copied = is_copied and len(context.hosts) > 1
@@ -81,14 +87,12 @@ class CheckpointFolder:
                 log_line(f"{path} is not complete: it is not used")
         return sorted(self._complete)
 
-    def newest_step(self, group: dist.ProcessGroup | None) -> int | None:
+    def newest_step(self) -> int | None:
         """Return the step of the newest checkpoint that is complete on every host, or None."""
-        return max(
-            set.intersection(*map(set, gather(self.complete_steps(), self._context, group))),
-            default=None,
-        )
+        by_rank = self._gather(self.complete_steps())
+        return max(set.intersection(*map(set, by_rank)), default=None)
 
-    def prepare(self, start: int, group: dist.ProcessGroup | None) -> None:
+    def prepare(self, start: int) -> None:
         """Delete what an earlier attempt has left behind after the step that this run starts from.
 
         Raises:
@@ -104,15 +108,15 @@ class CheckpointFolder:
                     "checkpoint.uri, or resume from that run"
                 )
         # No rank deletes files that another has not checked yet.
-        by_rank = gather(self._complete, self._context, group)
+        by_rank = self._gather(self._complete)
         self._complete = {step for step in set.intersection(*by_rank) if step <= start}
         if self._context.local_rank == 0:
             for step in self._steps():
                 if step > start and self._is_ours(step):
                     shutil.rmtree(self.path(step))
-        gather(None, self._context, group)
+        self._gather(None)
 
-    def begin(self, step: int, group: dist.ProcessGroup | None) -> None:
+    def begin(self, step: int) -> None:
         """Mark the folder of a checkpoint before the framework writes to it.
 
         What another program has there is set aside, under another name.
@@ -125,23 +129,21 @@ class CheckpointFolder:
                 path.rename(aside)
                 log_line(f"{path} was written by another program: it is kept as {aside.name}")
             _write_marker(path, {"run": self._context.run, "step": step})
-        gather(None, self._context, group)  # no rank writes a file before
+        # No rank writes a file before.
+        self._gather(None)
 
-    def finish(
-        self, step: int, group: dist.ProcessGroup | None, *, kept: Collection[Path] = ()
-    ) -> None:
+    def finish(self, step: int, *, kept: Collection[Path] = ()) -> None:
         """Mark a checkpoint as complete when all ranks have written it, and delete old ones beyond `checkpoint.keep`.
 
         Args:
             step: Its step.
-            group: Process group of all ranks.
             kept: Further checkpoints that are not deleted.
         """
-        gather(None, self._context, group)
+        self._gather(None)
         is_leader = self._context.local_rank == 0
         own = _fingerprints(self.path(step)) if is_leader else {}
         files: dict[str, list[list[int]]] = {}
-        by_rank = gather(own, self._context, group)
+        by_rank = self._gather(own)
         for found in by_rank:
             for name, fingerprint in found.items():
                 if fingerprint not in files.setdefault(name, []):
@@ -150,15 +152,10 @@ class CheckpointFolder:
             for name, (fingerprint, *_) in sorted(files.items()):
                 owner = next(rank for rank, found in enumerate(by_rank) if name in found)
                 is_missing = is_leader and name not in own
-                _broadcast(
-                    self.path(step) / name,
-                    fingerprint[0],
-                    owner,
-                    self._context,
-                    group,
-                    is_missing=is_missing,
+                self._broadcast(
+                    self.path(step) / name, fingerprint[0], owner, is_missing=is_missing
                 )
-            gather(None, self._context, group)
+            self._gather(None)
         self._complete.add(step)
         if is_leader:
             listed = [
@@ -212,38 +209,34 @@ class CheckpointFolder:
             return run == self._context.run
         return not self._config.resume_run or run in (self._config.resume_run, self._context.run)
 
+    def _gather(self, value: T) -> list[T]:
+        return gather(value, self._context, self.group)
 
-def _broadcast(
-    path: Path,
-    size: int,
-    owner: int,
-    context: Context,
-    group: dist.ProcessGroup | None,
-    *,
-    is_missing: bool,
-) -> None:
-    """Copy a file from the host of one rank to the hosts that do not have it. All ranks call this together.
+    def _broadcast(self, path: Path, size: int, owner: int, *, is_missing: bool) -> None:
+        """Copy a file from the host of one rank to the hosts that do not have it. All ranks call this together.
 
-    Args:
-        path: The file, on every host.
-        size: Its size in bytes.
-        owner: The rank that reads it.
-        context: This rank's context.
-        group: CPU process group of all ranks.
-        is_missing: Whether this rank writes it.
-    """
-    with contextlib.ExitStack() as files:
-        if is_missing:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        opened = files.enter_context(path.open("rb")) if context.rank == owner else None
-        copy = files.enter_context(path.open("wb")) if is_missing else None
-        for start in range(0, size, _CHUNK_BYTES):
-            content = bytearray(min(_CHUNK_BYTES, size - start))
-            if opened is not None:
-                opened.readinto(content)
-            dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=owner, group=group)
-            if copy is not None:
-                copy.write(content)
+        Args:
+            path: The file, on every host.
+            size: Its size in bytes.
+            owner: The rank that reads it.
+            is_missing: Whether this rank writes it.
+        """
+        with contextlib.ExitStack() as files:
+            opened = None
+            copy = None
+            if self._context.rank == owner:
+                opened = files.enter_context(path.open("rb"))
+            if is_missing:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                copy = files.enter_context(path.open("wb"))
+            for start in range(0, size, _CHUNK_BYTES):
+                content = bytearray(min(_CHUNK_BYTES, size - start))
+                if opened is not None:
+                    opened.readinto(content)
+                chunk = torch.frombuffer(content, dtype=torch.uint8)
+                dist.broadcast(chunk, src=owner, group=self.group)
+                if copy is not None:
+                    copy.write(content)
 
 
 def _fingerprints(folder: Path) -> dict[str, list[int]]:

@@ -101,10 +101,11 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
             return train(resume_from_checkpoint, *others, **options)
         self._has_begun = True
         control = self._control = RunControl(self._context, self._config)
-        newest = self._folder.newest_step(control.group)
-        self._folder.prepare(newest or 0, control.group)
+        self._folder.group = control.group
+        newest = self._folder.newest_step()
+        self._folder.prepare(newest or 0)
         given = None if isinstance(resume_from_checkpoint, bool) else resume_from_checkpoint
-        with control.acting_on_notices():
+        with control.notice.handling_signals():
             return train(str(self._folder.path(newest)) if newest else given, *others, **options)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -115,9 +116,9 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
         """Report the step; save and stop when all ranks do."""
         step = self._context.progress.step = state.global_step
         report_values(step, state.max_steps, {})
-        must_save, must_stop = self._control.decide(step)
-        control.should_save = control.should_save or must_save or step >= state.max_steps
-        if must_stop:
+        due = self._control.decide(step)
+        control.should_save = control.should_save or due.save or step >= state.max_steps
+        if due.stop:
             self.is_stopped = control.should_training_stop = True
         self._begin_save(step, control)
         self._prepare_pause(control)
@@ -153,7 +154,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
     def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Mark the checkpoint as complete, and delete old ones."""
         best = [] if state.best_model_checkpoint is None else [Path(state.best_model_checkpoint)]
-        self._folder.finish(state.global_step, self._control.group, kept=best)
+        self._folder.finish(state.global_step, kept=best)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Pause the detection of hangs: what the script does now may take any time."""
@@ -161,7 +162,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]  # of a library that h
 
     def _begin_save(self, step: int, control: TrainerControl) -> None:
         if control.should_save:
-            self._folder.begin(step, self._control.group)
+            self._folder.begin(step)
 
     def _prepare_pause(self, control: TrainerControl) -> None:
         """Prepare for a save or an evaluation, which may take any time; a run that stops has none for evaluations."""

@@ -106,7 +106,8 @@ class RunCallback(Checkpoint):
                 f"the hosts have different newest checkpoints (steps {sorted(set(starts))}): the run failed while it "
                 "saved one. What to do: cloudtrain resume, which starts with all files on every host"
             )
-        self._folder.prepare(self._start, control.group)
+        self._folder.group = control.group
+        self._folder.prepare(self._start)
         self._step, self._is_due, self._is_stopping = self._start, False, False
         self._callbacks: list[pl.Callback] | None = None
         strategy, process = trainer.strategy, trainer.strategy.process_dataloader
@@ -135,7 +136,7 @@ class RunCallback(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Receive stop notices from now on, in place of Lightning's handler of SIGTERM."""
-        self._exit.enter_context(self._control.acting_on_notices())
+        self._exit.enter_context(self._control.notice.handling_signals())
         fix_buckets_of_script(trainer.model or pl_module)
         self._total = _total_steps(trainer)
         self._position.settle()
@@ -154,9 +155,9 @@ class RunCallback(Checkpoint):
             return  # a micro-step
         self._step = self._context.progress.step = step
         self._report_step(trainer, outputs)
-        must_save, must_stop = self._control.decide(step)
-        self._is_due = self._is_due or must_save or step == self._total
-        self._is_stopping = (self._is_stopping or must_stop) and step != self._total
+        due = self._control.decide(step)
+        self._is_due = self._is_due or due.save or step == self._total
+        self._is_stopping = (self._is_stopping or due.stop) and step != self._total
         if trainer.is_last_batch:
             return  # first the epoch's validation
         if self._is_due and self._position.is_exact:
@@ -257,14 +258,14 @@ class RunCallback(Checkpoint):
     def _save(self, trainer: pl.Trainer, epoch: int, batches: int) -> None:
         heartbeat.pause()
         self._is_due = False
-        group = self._control.group
-        self._folder.begin(self._step, group)
-        self._saving = {"ranks": gather(self._position.state(epoch, batches), self._context, group)}
+        self._folder.begin(self._step)
+        own = self._position.state(epoch, batches)
+        self._saving = {"ranks": gather(own, self._context, self._control.group)}
         try:
             trainer.save_checkpoint(self._folder.path(self._step) / _FILE)
         finally:
             self._saving = {}
-        self._folder.finish(self._step, group)
+        self._folder.finish(self._step)
 
 
 def _check_type(trainer: object) -> None:

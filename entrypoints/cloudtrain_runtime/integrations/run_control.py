@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
@@ -11,14 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from cloudtrain_runtime.checkpoint.step_boundary import BoundaryDecision, StepBoundary
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.errors import CheckpointError
-from cloudtrain_runtime.process.environment import ml_tree
-from cloudtrain_runtime.process.process_group import Agreement
+from cloudtrain_runtime.process.process_group import Row
 from cloudtrain_runtime.process.progress_report import report
 from cloudtrain_runtime.process.rehearsal import Rehearsal
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.process.stop_notice import StopNotice
 
 _TRAINING_PREFIX = re.compile(r"^(?:train|training)[/_](?=.)")
 _VALIDATION_PREFIX = re.compile(r"^(?:validation|valid|val|eval)[/_](?=.)")
@@ -49,11 +47,8 @@ def report_values(step: int, total: int | None, values: Mapping[str, Any]) -> No
     )
 
 
-class RunControl:
-    """Decides for all ranks when to save and when to stop. All ranks create it and call `decide` together.
-
-    Attributes:
-        group: CPU process group of all ranks for small messages; None for one rank.
+class RunControl(StepBoundary):
+    """The boundary of a framework's steps, at which a rehearsal stops, too.
 
     Args:
         context: This rank's context.
@@ -69,40 +64,16 @@ class RunControl:
                 f"this run has {context.world_size} ranks, but the trainer has not joined them to a process group: let "
                 "it use all ranks (in Lightning devices= and num_nodes=), or set cluster.processes_per_instance: 1"
             )
-        self._context = context
-        self._config = config
-        self._agreement = Agreement(context, flags=2)
-        self.group = self._agreement.group
-        self._notice = StopNotice(ml_tree(os.environ))
+        super().__init__(context, config)
         self._rehearsal = Rehearsal(os.environ, context.rank)
-        self._saved_at = time.monotonic()
 
-    def acting_on_notices(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager: in its block the launcher sends no signal, because `decide` sees the notice."""
-        return self._notice.handling_signals()
-
-    def decide(self, step: int) -> tuple[bool, bool]:
+    def decide(self, step: int, row: Row | None = None) -> BoundaryDecision:
         """Return whether all ranks save after this optimizer step, and whether they stop; a run that stops saves."""
-        self._rehearsal.at_step(step, lambda: self._notice.is_given)
-        must_stop, is_due = self._agreement.at_boundary(self._flags)
-        if must_stop:
-            self._notice.report(step, is_main=self._context.is_main)
-        must_stop = must_stop or self._rehearsal.is_over(step)
-        every = self._config.every_steps
-        is_due = is_due or (every is not None and step % every == 0)
-        if is_due:
-            self._saved_at = time.monotonic()
-        return is_due or must_stop, must_stop
-
-    def _flags(self) -> tuple[bool, bool]:
-        seconds = self._config.every_seconds
-        is_due = (
-            seconds is not None
-            and self._context.is_main
-            and time.monotonic() - self._saved_at >= seconds
-        )
-        if is_due:
-            self._saved_at = (
-                time.monotonic()
-            )  # one request per save: the ranks read it a step later
-        return self._notice.is_given, is_due
+        self._rehearsal.at_step(step, lambda: self.notice.is_given)
+        agreed = super().decide(step, row)
+        if agreed.save:
+            self.saved_at = time.monotonic()
+        if agreed.stop:
+            self.notice.report(step, is_main=self._context.is_main)
+        must_stop = agreed.stop or self._rehearsal.is_over(step)
+        return BoundaryDecision(save=agreed.save or must_stop, stop=must_stop)
