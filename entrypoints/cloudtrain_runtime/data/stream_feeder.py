@@ -145,7 +145,6 @@ class StreamFeeder:
     """
 
     length = None
-    smallest_batch: int | None = None
 
     def __init__(
         self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading
