@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.metrics import Meter, peak_memory_bytes
 from cloudtrain_runtime.metrics.flops import count_flops, meta_copy, peak_flops
+from cloudtrain_runtime.metrics.meter import Meter, peak_memory_bytes
 from cloudtrain_runtime.metrics.step_timer import (
     STEP_PARTS,
     Phase,
@@ -271,7 +271,7 @@ def test_a_meter_reports_throughput_and_data_wait(monkeypatch: pytest.MonkeyPatc
 
 def test_utilisation_is_used_flops_over_available_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "cloudtrain_runtime.metrics.device_peak_flops", lambda device, precision: 1e6
+        "cloudtrain_runtime.metrics.meter.device_peak_flops", lambda device, precision: 1e6
     )
     time = ManualTime(monkeypatch)
     task = Perceptron()
@@ -320,18 +320,16 @@ def test_tensorboard_reads_the_curves_of_a_resumed_run(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     board = TensorBoardWriter(tmp_path / "board", first_step=0)
     for step in (1, 10, 20):
-        board.step(
-            step,
-            {"loss": 1.0 / step, "epoch": 0, "split": {"data": 0.5}, "device": "cpu", "lr": None},
-        )
-    board.evaluation("validation", 10, {"loss": 0.25})
-    board.close()
+        board.on_event({"event": "step", "step": step, "loss": 1.0 / step, "split": {"data": 0.5}})
+    board.on_event({"event": "evaluation", "step": 10, "split": "validation", "loss": 0.25})
+    board.on_event({"event": "checkpoint", "step": 10})
+    board.on_event({"event": "finished", "step": 20})
     again = TensorBoardWriter(tmp_path / "board", first_step=10)  # killed after 20, resumed from 10
-    again.step(20, {"loss": 0.125})
-    again.close()
+    again.on_event({"event": "step", "step": 20, "loss": 0.125})
+    again.on_event({"event": "finished", "step": 20})
     assert curves(tmp_path / "board") == {
         "train/loss": [(1, 1.0), (10, pytest.approx(0.1)), (20, 0.125)],
-        "split/data": [(1, 0.5), (10, 0.5)],
+        "train/data_seconds": [(1, 0.5), (10, 0.5)],
         "validation/loss": [(10, 0.25)],
     }
 
@@ -347,7 +345,7 @@ def test_a_missing_tensorboard_is_an_error_of_the_job(
 def test_tensorboard_is_imported_only_on_request() -> None:
     program = """
         import sys
-        import cloudtrain_runtime.training.trainer, cloudtrain_runtime.metrics, cloudtrain_runtime.metrics.tensorboard
+        import cloudtrain_runtime.training.trainer, cloudtrain_runtime.metrics.meter, cloudtrain_runtime.metrics.tensorboard
         import cloudtrain_runtime.metrics.profiler
         print([name for name in sys.modules if name.partition(".")[0] in ("tensorboard", "tensorflow")])
     """

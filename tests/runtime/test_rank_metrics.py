@@ -12,7 +12,7 @@ from support import measurements
 
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.metrics.bandwidth import bandwidth_warning, bus_bandwidth
-from cloudtrain_runtime.metrics.profiler import StepProfiler, operator_lines
+from cloudtrain_runtime.metrics.profiler import StepProfiler
 from cloudtrain_runtime.metrics.step_timer import (
     STEP_PARTS,
     StepClock,
@@ -182,7 +182,7 @@ def test_every_rank_writes_a_trace_of_the_profiled_steps(tmp_path: Path) -> None
     assert event["uri"] == folder.as_uri()
     assert (event["first_step"], event["last_step"]) == (4, 6)
     assert "aten::mm" in text
-    assert "share" in text
+    assert "Self CPU" in text
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,7 @@ def test_a_profile_of_an_interrupted_run_has_its_steps(
     assert len(traces) == bool(expected)
     for trace in traces:
         assert steps_in(trace_of(trace)) == [f"ProfilerStep#{step}" for step in expected]
-        (event,) = [
-            event
-            for line in capfd.readouterr().out.splitlines()
-            if (event := parse_event(line)) is not None
-        ]
+        lines = capfd.readouterr().out.splitlines()
+        (event,) = [event for line in lines if (event := parse_event(line)) is not None]
         assert (event["first_step"], event["last_step"]) == (expected[0], expected[-1])
-
-
-def test_operators_are_sorted_by_their_own_time() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as running:
-        for _ in range(3):
-            torch.mm(torch.ones(256, 256), torch.ones(256, 256))
-    head, first, *_ = operator_lines(running, on_device=False)
-    assert head.endswith("on the CPU")
-    assert first.split()[2:] == ["3", "aten::mm"] or "aten::fill_" in first
+        assert any("aten::mm" in line for line in lines), "the operators with their own times"

@@ -57,7 +57,7 @@ def load_initial_weights(model: nn.Module, uri: str, context: Context) -> None:
         raise CheckpointError(f"train.init_from: there is no file {uri}")
     else:
         states = collect_model_state(model)
-        place = load_folder(place, states, context, "train.init_from")
+        place = load_folder(place, states, context)
         restore_model(states, model)
     if context.is_main:
         log_line(f"the model starts with the weights of {place} (train.init_from)")

@@ -98,8 +98,8 @@ def load_step(
     return True
 
 
-def load_folder(uri: str, target: States, context: Context, field: str) -> str:
-    """Load the newest complete checkpoint of a folder, or a single one, for a new run; return its uri.
+def load_folder(uri: str, target: States, context: Context) -> str:
+    """Load the newest complete checkpoint of a folder, or a single one (`train.init_from`); return its uri.
 
     All ranks call this together.
 
@@ -107,7 +107,6 @@ def load_folder(uri: str, target: States, context: Context, field: str) -> str:
         uri: The folder of checkpoints, or the checkpoint.
         target: The states to load into, of the full model.
         context: This rank's context.
-        field: The field of the job that names the uri, for messages.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it belongs to another model.
@@ -117,10 +116,10 @@ def load_folder(uri: str, target: States, context: Context, field: str) -> str:
         try:
             found = _newest_in(uri, [])
         except (CheckpointError, OSError) as error:
-            raise CheckpointError(f"{field}: {error}") from None
+            raise CheckpointError(f"train.init_from: {error}") from None
         if found is None:
             raise CheckpointError(
-                f"{field}: there is no complete checkpoint, and no {MODEL_FILE}, at {uri}"
+                f"train.init_from: there is no complete checkpoint, and no {MODEL_FILE}, at {uri}"
             )
         return found
 
@@ -128,9 +127,11 @@ def load_folder(uri: str, target: States, context: Context, field: str) -> str:
     try:
         _load(found, target, context)
     except DamagedError as error:
-        raise CheckpointError(f"{field}: {found.uri} is damaged: {error}") from None
+        raise CheckpointError(f"train.init_from: {found.uri} is damaged: {error}") from None
     except CheckpointError as error:
-        raise CheckpointError(f"{field}: {str(error).removeprefix('the checkpoint ')}") from None
+        raise CheckpointError(
+            f"train.init_from: {str(error).removeprefix('the checkpoint ')}"
+        ) from None
     return found.uri
 
 
@@ -247,8 +248,6 @@ def _is_of_training(record: CheckpointRecord, context: Context) -> bool:
 def _list_reported(storage: Storage, damaged: list[CheckpointRecord]) -> list[CheckpointRecord]:
     """Return the checkpoints of a storage without those that were found damaged, and log what is not used."""
     records = list_checkpoints(storage)
-    for name in storage.strays():
-        log_line(f"warning: {storage.uri}/{name} is a file and not a checkpoint: ignored")
     for record in records:
         if not record.is_complete:
             log_line(f"{record.uri} is {record.state} and not used: {record.why}")

@@ -16,8 +16,6 @@ Options = dict[str, Any]
 Texts = Mapping[str, str]
 """Settings as texts by name, which can be compared and saved whatever their type is."""
 
-_MOST_NAMED = 4
-
 
 def group_options(optimizer: Optimizer) -> list[Options]:
     """Return copies of the options of an optimizer's groups, without their parameters."""
@@ -39,10 +37,7 @@ def option_differences(
     found: dict[str, None] = {}
     for before, now in zip(saved, own, strict=False):
         found |= dict.fromkeys(describe_changes(before, now, what))
-    lines = list(found)
-    if len(lines) > _MOST_NAMED:
-        return [*lines[:_MOST_NAMED], f"{what}: {len(lines) - _MOST_NAMED} more options differ"]
-    return lines
+    return list(found)
 
 
 def describe_changes(before: Texts, now: Texts, what: str) -> Iterator[str]:

@@ -54,17 +54,13 @@ class FolderStorage:
 
         Without a pattern for their names, these are the folders of checkpoints, finished or not.
         """
-        return {path.name: _sizes(path) for path in self._named(name) if path.is_dir()}
-
-    def strays(self) -> list[str]:
-        """Return the names of files that are named like a checkpoint's folder."""
-        return [path.name for path in self._named(None) if path.is_file()]
-
-    def _named(self, name: re.Pattern[str] | None) -> list[Path]:
-        # Only this error means that there are none: a failing disk may hold the run's checkpoints.
-        with contextlib.suppress(FileNotFoundError):
-            return sorted(path for path in self.root.iterdir() if _is_wanted(path.name, name))
-        return []
+        try:
+            paths = sorted(self.root.iterdir())
+        except FileNotFoundError:
+            # Only this error means that there are none: a failing disk may hold the run's checkpoints.
+            return {}
+        wanted = (path for path in paths if _is_wanted(path.name, name) and path.is_dir())
+        return {path.name: _sizes(path) for path in wanted}
 
     def read(self, folder: str, file: str) -> bytes | None:
         """Return the content of a small file, or None if it does not exist."""
@@ -233,10 +229,6 @@ class S3Storage:
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
         self._objects = S3Objects(self.uri)
-
-    def strays(self) -> list[str]:
-        # A key without a slash is not a folder.
-        return []
 
     def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}

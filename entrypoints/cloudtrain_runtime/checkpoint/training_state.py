@@ -32,8 +32,6 @@ States = dict[str, Any]
 _STATE = "optimizer.state."
 _OBJECTS = "objects"
 _RANDOM = "rng"
-_MOST_COMPARED = 2_500
-"""Most pairs of names that are compared with each other, which takes about 0.1 ms for a pair."""
 _MOST_NAMED = 3
 
 
@@ -291,14 +289,11 @@ def shape_mismatch(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     missing = [name for name in own if name not in saved]
     unexpected = [name for name in saved if name not in own]
     shaped = [name for name in own if name in saved and saved[name] != own[name]]
-    if len(missing) * len(unexpected) <= _MOST_COMPARED:
-        # A name that is near a missing one is named there.
-        unnamed = [name for name in unexpected if nearest(name, missing) is None]
-    else:
-        unnamed = unexpected
     parts = (
         _describe(missing, lambda name: f"it has no {name}{_nearest(name, unexpected)}"),
-        _describe(unnamed, lambda name: f"it has {name}, the model does not{_nearest(name, own)}"),
+        _describe(
+            unexpected, lambda name: f"it has {name}, the model does not{_nearest(name, own)}"
+        ),
         _describe(
             shaped,
             lambda name: f"its {name} has the shape {saved[name]}, the model's has {own[name]}",

@@ -1,4 +1,4 @@
-"""Metrics of a run: phases of a step, throughput, memory, utilisation and slow ranks.
+"""The metrics of logged steps: throughput, memory, utilisation and slow ranks.
 
 None of this waits for the device or for another rank during a step.
 """
@@ -16,12 +16,10 @@ from torch import nn
 
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
 from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
-from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK, StragglerMonitor
+from cloudtrain_runtime.metrics.stragglers import StragglerMonitor
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.task import Task
-
-__all__ = ["NUMBERS_PER_RANK", "Meter", "Phase"]
 
 _MAXRSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss. Source: getrusage(2) of macOS and of Linux."""

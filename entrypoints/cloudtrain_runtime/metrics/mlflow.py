@@ -65,7 +65,10 @@ class MlflowRun:
         self._uri = config.tracking.mlflow if config.tracking is not None else ""
         _require_packages(self._uri)
         self._values: deque[tuple[str, float, int, int]] = deque()
+        # Those of a request that has not succeeded yet.
+        self._sending: list[tuple[str, float, int, int]] = []
         self._tags: dict[str, str] = {}
+        self._sent_tags: dict[str, str] = {}
         self._started: Mapping[str, Any] | None = None
         self._status = "FAILED"
         self._dropped = 0
@@ -104,7 +107,7 @@ class MlflowRun:
         self._is_closing = True
         self._wake.set()
         self._thread.join(_CLOSE_SECONDS)
-        dropped = self._dropped + len(self._values)
+        dropped = self._dropped + len(self._sending) + len(self._values)
         if dropped:
             emit(
                 "tracking",
@@ -140,18 +143,16 @@ class MlflowRun:
             self._connect(self._started)
         from mlflow.entities import Metric, RunTag
 
-        while self._values:
-            batch = [self._values[index] for index in range(min(_BATCH, len(self._values)))]
-            new = [each for each in batch if each[3] > self._logged.get(each[0], -1)]
+        while self._sending or self._values:
+            while self._values and len(self._sending) < _BATCH:
+                self._sending.append(self._values.popleft())
+            new = [each for each in self._sending if each[3] > self._logged.get(each[0], -1)]
             self._send(self._run, metrics=[Metric(*each) for each in new])
-            for each in batch:
-                if self._values and self._values[0] is each:  # not dropped in the meantime
-                    self._values.popleft()
-        if tags := dict(self._tags):
+            self._sending = []
+        tags = dict(self._tags)
+        if tags != self._sent_tags:
             self._send(self._run, tags=[RunTag(*each) for each in tags.items()])
-            for name, text in tags.items():
-                if self._tags[name] == text:  # not set again in the meantime
-                    del self._tags[name]
+            self._sent_tags = tags
         if is_last:
             self._client.set_terminated(self._run, self._status)
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 PROFILE_FOLDER = "profile"
 _ROWS = 12
 _NAME_COLUMNS = 60
-_MICROSECONDS_PER_MILLISECOND = 1e3
 
 
 class StepProfiler:
@@ -92,31 +91,14 @@ class StepProfiler:
             log_line(f"the profile of rank {context.rank} could not be written: {error}")
             return
         if context.is_main:
-            for line in operator_lines(running, on_device=context.device.type == "cuda"):
-                log_line(line)
+            order = "self_cpu_time_total"
+            if context.device.type == "cuda":
+                order = "self_device_time_total"
+            averages = running.key_averages()
+            log_line(averages.table(order, row_limit=_ROWS, max_name_column_width=_NAME_COLUMNS))
             emit(
                 "profile",
                 uri=machine_path(folder.absolute(), os.environ).as_uri(),
                 first_step=self._first,
                 last_step=running.step_num,
             )
-
-
-def operator_lines(running: profile, *, on_device: bool) -> list[str]:
-    """Return a table of the operators with the most time of their own, `on_device` or on the CPU, as lines of text."""
-    averages = [each for each in running.key_averages() if not each.key.startswith("ProfilerStep")]
-    times = [
-        (each.self_device_time_total if on_device else each.self_cpu_time_total, each)
-        for each in averages
-    ]
-    total = sum(time for time, _ in times) or 1.0
-    times.sort(key=lambda pair: -pair[0])
-    lines = [
-        f"{'ms':>10} {'share':>6} {'calls':>8}  operator, by its own time on the {'GPU' if on_device else 'CPU'}"
-    ]
-    for time, each in times[:_ROWS]:
-        milliseconds = time / _MICROSECONDS_PER_MILLISECOND
-        lines.append(
-            f"{milliseconds:>10.2f} {time / total:>6.1%} {each.count:>8}  {each.key[:_NAME_COLUMNS]}"
-        )
-    return lines

@@ -1,27 +1,27 @@
-"""TensorBoard scalars: the numbers of step and evaluation events."""
+"""TensorBoard scalars: the metrics of a Task, from its events."""
 
 from __future__ import annotations
 
 import atexit
 import importlib.util
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
+from cloudtrain_runtime.contract.metric_values import metric_values
 from cloudtrain_runtime.errors import JobError
+from cloudtrain_runtime.process.event_log import add_listener
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-_NO_SCALARS = EVALUATION_FIELDS - {"host", "rank"}
-"""Fields of events that are not metrics; a Task may have metrics of the other two names."""
 _FLUSH_SECONDS = 10
 """Interval of writing: the scalars of this time are lost when the process is killed."""
 
 
 class TensorBoardWriter:
-    """Writes the TensorBoard files of one run.
+    """Writes the TensorBoard files of one run, from its events.
 
     Args:
         folder: Folder of the files; the same after a restart.
@@ -43,25 +43,14 @@ class TensorBoardWriter:
         self._writer: SummaryWriter = SummaryWriter(
             str(folder), purge_step=first_step + 1, flush_secs=_FLUSH_SECONDS
         )
-        # A worker that fails runs its exit handlers.
-        atexit.register(self.close)
+        add_listener(self.on_event)
+        # A worker that fails runs its exit handlers, too.
+        atexit.register(self._writer.close)
 
-    def step(self, step: int, fields: Mapping[str, Any]) -> None:
-        """Add the numbers of a step event."""
-        own = {name: value for name, value in fields.items() if name not in ("split", "metrics")}
-        self._add(step, "train", {**own, **(fields.get("metrics") or {})})
-        self._add(step, "split", fields.get("split") or {})
-
-    def evaluation(self, split: str, step: int, values: Mapping[str, float]) -> None:
-        """Add the mean metrics of a split."""
-        self._add(step, split, values)
-
-    def close(self) -> None:
-        """Write the remaining scalars, and close the files."""
-        self._writer.close()
-        atexit.unregister(self.close)
-
-    def _add(self, step: int, group: str, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if name not in _NO_SCALARS and isinstance(value, int | float):
-                self._writer.add_scalar(f"{group}/{name}", value, step)
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Add the metrics of an event; write all of them at the end of the run."""
+        for name, value in metric_values(event):
+            number = math.nan if value is None else value
+            self._writer.add_scalar(name, number, event["step"])
+        if event["event"] == "finished":
+            self._writer.flush()

@@ -167,7 +167,7 @@ class ClassificationAnalysis:
             (split, *(f"{values[name]:.6g}" if name in values else "" for name in metrics))
             for split, values in self.metrics.items()
         ]
-        yield from make_section("Metrics", ("split", *metrics), rows)
+        yield from _section("Metrics", ("split", *metrics), rows)
         rows = [
             (score.name, *(_rounded(getattr(score, name)) for name in SCORES), f"{score.support:,}")
             for score in self.scores
@@ -175,7 +175,7 @@ class ClassificationAnalysis:
         for name, values in self.averages.items():
             means = (_rounded(values[each]) for each in SCORES)
             rows.append((f"*{name} average*", *means, f"{self.samples:,}"))
-        yield from make_section("Classes", ("class", *SCORES, "support"), rows)
+        yield from _section("Classes", ("class", *SCORES, "support"), rows)
         if len(self._classes) <= _MAX_COLUMNS:
             names = [self._names[kind] for kind in self._classes]
             rows = [
@@ -183,10 +183,10 @@ class ClassificationAnalysis:
                 for name, row in zip(names, self.matrix, strict=True)
             ]
             note = ("Rows are true classes, columns predicted ones.", "")
-            yield from make_section("Confusion matrix", ("", *names), rows, note)
+            yield from _section("Confusion matrix", ("", *names), rows, note)
         if self.most_confused:
             rows = [(true, guess, f"{count:,}") for true, guess, count in self.most_confused]
-            yield from make_section("Most confused", ("true", "predicted", "samples"), rows)
+            yield from _section("Most confused", ("true", "predicted", "samples"), rows)
 
     def _score(self, kind: int) -> ClassScore:
         hits = self._pairs[kind, kind]
@@ -206,7 +206,7 @@ def _rounded(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def make_section(
+def _section(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], note: Sequence[str] = ()
 ) -> Iterator[str]:
     """Yield the lines of a section with a table, in Markdown."""

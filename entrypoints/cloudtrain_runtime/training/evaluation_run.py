@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.s3.objects import S3Objects
 from cloudtrain_runtime.task import overrides
 from cloudtrain_runtime.training.bootstrap import Measured
-from cloudtrain_runtime.training.classification import ClassificationAnalysis, make_section
+from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.sample_values import SampleValues
 from cloudtrain_runtime.training.trainer import Trainer
 
@@ -64,10 +64,6 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
         folder = context.model_dir
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "analysis.json").write_text(text, encoding="utf-8")
-        lines = [line for split in found.values() for line in split.lines()]
-        (folder / "analysis.md").write_text(
-            "\n".join([f"# Evaluation of {evaluation.run}", "", *lines]), encoding="utf-8"
-        )
         _store(evaluation.place, f"{context.run}.json", text)
     emit("finished", step=step, epochs=0, seconds=time.monotonic() - began, samples_per_second=None)
 
@@ -94,37 +90,6 @@ class _SplitResult:
             "residuals": self.residuals,
             "own": self.own,
         }
-
-    def lines(self) -> Iterator[str]:
-        """Yield its lines in `analysis.md`."""
-        yield f"## {self.split}: {self.samples:,} samples"
-        yield ""
-        rows = [(name, f"{each.value:.6g}", *_bounds(each)) for name, each in self.metrics.items()]
-        yield from make_section("Metrics", ("metric", "value", "low (95 %)", "high (95 %)"), rows)
-        if self.classes is not None:
-            yield from self.classes.lines()
-        if self.calibration is not None:
-            bins = self.calibration["bins"]
-            rows = [
-                (
-                    f"{each['low']:.1f}-{each['high']:.1f}",
-                    f"{each['confidence']:.4f}",
-                    f"{each['accuracy']:.4f}",
-                    f"{each['samples']:,}",
-                )
-                for each in bins
-            ]
-            note = (f"Expected calibration error: {self.calibration['expected_error']:.4f}", "")
-            yield from make_section(
-                "Calibration", ("confidence", "mean", "accuracy", "samples"), rows, note
-            )
-        for title, values in (("Residuals", self.residuals), ("Analysis of the Task", self.own)):
-            if values is None:
-                continue
-            yield f"## {title}"
-            yield ""
-            yield from (f"- {name}: {_shown(value)}" for name, value in values.items())
-            yield ""
 
 
 def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
@@ -216,9 +181,3 @@ def _exp(value: float) -> float:
 def _bounds(measured: Measured) -> tuple[str, str]:
     low, high = ("" if each is None else f"{each:.6g}" for each in (measured.low, measured.high))
     return low, high
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else dump_json(value)

@@ -31,7 +31,8 @@ from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics import Meter, Phase
+from cloudtrain_runtime.metrics.meter import Meter
+from cloudtrain_runtime.metrics.step_timer import Phase
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.task import (
     BatchLoss,

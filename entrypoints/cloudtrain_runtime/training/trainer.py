@@ -29,10 +29,12 @@ from cloudtrain_runtime.distributed.parallelize import (
     distribute_model,
     gather_weights,
 )
-from cloudtrain_runtime.distributed.replica_check import ReplicaCheck
+from cloudtrain_runtime.distributed.replica_check import require_equal_replicas
 from cloudtrain_runtime.errors import CheckpointError, JobError
-from cloudtrain_runtime.metrics import NUMBERS_PER_RANK, Meter, Phase
+from cloudtrain_runtime.metrics.meter import Meter
 from cloudtrain_runtime.metrics.profiler import StepProfiler
+from cloudtrain_runtime.metrics.step_timer import Phase
+from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK
 from cloudtrain_runtime.metrics.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree
@@ -67,7 +69,6 @@ from cloudtrain_runtime.training.nonfinite import (
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.resumed_settings import InitialSettings
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
-from cloudtrain_runtime.training.single_samples import warning_of_single_samples
 from cloudtrain_runtime.training.training_step import TrainingStep
 
 _LOG_EVERY_STEPS = 10
@@ -96,7 +97,6 @@ class Trainer:
         self.pipeline = built.pipeline
         # What model() has made trainable.
         self.trainable = self._read_trainable()
-        self.replicas = ReplicaCheck(self.model, self.mesh)
         # A sharded model sets its own precision and returns fp32.
         outer_precision = "fp32" if self.mesh.is_sharded else train.precision
         precision = autocast(outer_precision, context.device)
@@ -146,7 +146,6 @@ class Trainer:
         self.profiler = StepProfiler(
             context=context, clock=self.clock, at=train.profile_at, steps=train.profile_steps
         )
-        self.tensorboard: TensorBoardWriter | None = None
         self.rehearsal = Rehearsal(os.environ, context.rank)
         self.saved_step = -1
         self.evaluated_step = -1
@@ -208,7 +207,6 @@ class Trainer:
             return TrainingStep(parts)
         return OptimizerStep(parts)
 
-    @determinism.explain_nondeterminism()
     def run(self) -> None:
         """Train from the newest checkpoint until the run ends or receives a notice to stop."""
         resumed = self._resume()
@@ -216,7 +214,7 @@ class Trainer:
         began = time.monotonic()
         first = self.position.step
         if self.context.is_main and self.train.tensorboard:
-            self.tensorboard = TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
+            TensorBoardWriter(ml_tree(os.environ).tensorboard, first)
         self.emit_started(
             first,
             self.total_steps,
@@ -253,8 +251,6 @@ class Trainer:
         self.checkpoints.require_completed()
         if self.context.is_main:
             self._emit_finished(first, seconds)
-        if self.tensorboard is not None:
-            self.tensorboard.close()
 
     def _emit_finished(self, first: int, seconds: float) -> None:
         """Emit the event of the run's end, after so many seconds of training from step `first` on."""
@@ -323,16 +319,12 @@ class Trainer:
         """Train until the end; return False if a notice to stop ended training before it."""
         if self._evaluate_if_due():
             return True
-        is_first = True
         while not self._is_at_end():
             self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                watch = self._watching_batch_norm(step) if is_first else contextlib.nullcontext()
-                with watch:
-                    row = self._train_step(step)
-                is_first = False
+                row = self._train_step(step)
                 self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
@@ -344,19 +336,6 @@ class Trainer:
                 if self._is_at_end():
                     break
         return True
-
-    def _watching_batch_norm(self, step: Step) -> contextlib.AbstractContextManager[None]:
-        """Return the context of the first step: it warns if a later one has a sample that batch norm refuses."""
-        is_watched = self.context.is_main and self.mesh.is_plain and not self.train.compile
-        length = self.feeder.length
-        if not is_watched or length is None or self.feeder.smallest_batch != 1:
-            return contextlib.nullcontext()
-        left = math.ceil((length - self.position.samples) / self.feeder.global_size)
-        if self.train.steps is not None and self.position.step + left > self.train.steps:
-            # The run ends before the last step of an epoch.
-            return contextlib.nullcontext()
-        samples = min(micro.samples for micro in step.plan.micro_batches)
-        return warning_of_single_samples(self.model, samples)
 
     def _is_at_end(self) -> bool:
         step = self.position.step
@@ -400,10 +379,7 @@ class Trainer:
             self.meter.compare([row[1:] for row in rows])
             loss = sum(row[0] for row in rows) * self.mesh.weight
             if self.context.is_main:
-                fields = {"step": at.step, "epoch": at.epoch, "loss": loss, **metrics}
-                emit("step", **fields)
-                if self.tensorboard is not None:
-                    self.tensorboard.step(at.step, fields)
+                emit("step", step=at.step, epoch=at.epoch, loss=loss, **metrics)
             if self.guard is None:
                 self.loss_monitor.record(at.step, loss, is_main=self.context.is_main)
 
@@ -468,8 +444,6 @@ class Trainer:
                 samples=result.samples,
                 **result.means,
             )
-            if self.tensorboard is not None:
-                self.tensorboard.evaluation(split, at, result.means)
         return result
 
     def _finish(self) -> None:
@@ -556,7 +530,7 @@ class Trainer:
                 # The run may end here, and that save holds its last good state.
                 self.checkpoints.wait_for_save()
             return
-        self.replicas.require_equal(step, self._wait_for_newest)
+        require_equal_replicas(self.model, self.mesh, step, self._wait_for_newest)
         self.mesh.share_buffers(self.model)
         trainable = self._read_trainable()
         changed = {name: each for name, each in trainable.items() if each != self.trainable[name]}
@@ -595,7 +569,7 @@ class Trainer:
         return {
             "scaler": self.scaler.state_dict(),
             "schedule": states.get("", states),
-            SETTINGS: self.settings.record(self.last_step).to_plain(),
+            SETTINGS: asdict(self.settings.record(self.last_step)),
         }
 
     def _is_state_finite(self) -> bool:
@@ -616,7 +590,6 @@ class Trainer:
         """
         loss = self.last_loss
         if self.guard is not None:
-            self.guard.settle()
             loss = self.guard.last_loss
             if at_end and 0 < self.position.step <= self.guard.skipped:
                 return "training loss is"

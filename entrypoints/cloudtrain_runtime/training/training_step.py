@@ -15,7 +15,7 @@ from cloudtrain_runtime.data import Step
 from cloudtrain_runtime.distributed.gradients import clip_gradients
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics import Phase
+from cloudtrain_runtime.metrics.step_timer import Phase
 from cloudtrain_runtime.task import check_batch, kind_of, location_of
 from cloudtrain_runtime.training.optimizer_step import StepParts
 from cloudtrain_runtime.training.schedules import advance

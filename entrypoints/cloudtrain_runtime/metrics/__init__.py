@@ -1,0 +1,1 @@
+"""Metrics, profiles and trackers of a run."""
