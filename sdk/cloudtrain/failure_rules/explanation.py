@@ -17,12 +17,11 @@ from cloudtrain.failure_rules.log_reader import LogReader
 from cloudtrain.failure_rules.rules import (
     Advice,
     Causality,
-    Part,
-    Places,
     Source,
     advice_for,
     first_match,
 )
+from cloudtrain.failure_rules.rules.base import here, in_account
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.log_lines import LogLine
@@ -43,11 +42,8 @@ _REPEATED_REASON = re.compile(
 """Reasons that repeat the message of a process. The log has more details."""
 
 _READ_LOGS = (
-    Part(
-        "Read the end of each host's log, and try it here: cloudtrain submit JOB --local.",
-        places=Places.ACCOUNT,
-    ),
-    Part("Read the end of each host's log.", places=Places.HERE),
+    in_account("Read the end of each host's log, and try it here: cloudtrain submit JOB --local."),
+    here("Read the end of each host's log."),
 )
 _BARE_TYPE = re.compile(r"[\w.]+:")
 _NAMED_RANK = re.compile(r"\brank (?P<rank>\d+) on (?P<host>\S+) ")

@@ -29,7 +29,7 @@ from cloudtrain.failure_rules.tracebacks import (
     parse_exception,
 )
 from cloudtrain.runs.log_lines import LogLine, split_rank
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.early_ends import describe_early_end
 
 _LINE_CHARACTERS = 4000
@@ -103,7 +103,7 @@ class LogReader:
         self._order += 1
         host = self.tracker.hosts[line.host]
         rank, text = _clean(line.text)
-        if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+        if (event := parse_event(text)) is not None:
             self._read_event(host, line, event)
             return
         self.collectives.read(text)

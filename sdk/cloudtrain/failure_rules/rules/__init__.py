@@ -3,7 +3,7 @@
 The first matching rule decides, so specific rules precede general ones. Each rule names where its text was seen. In an
 action, `[train.batch_size]` is replaced by the field with the job's value and `{name}` by a group of the pattern.
 
-An action names only fields, options and commands that the job and the place have: where they differ, it has a `Part`
+An action names only fields, options and commands that the job and the place have: where they differ, it has a part
 for each kind (base.py). tests/explain/test_advice_fits.py proves it.
 """
 
@@ -25,7 +25,6 @@ from cloudtrain.failure_rules.rules.base import (
     Advice,
     Causality,
     Jobs,
-    Part,
     Places,
     Rule,
     Source,
@@ -37,7 +36,6 @@ __all__ = [
     "Advice",
     "Causality",
     "Jobs",
-    "Part",
     "Places",
     "Rule",
     "Source",

@@ -71,15 +71,47 @@ class Part(NamedTuple):
     places: Places = Places.ALL
 
 
-Advice = str | tuple[Part, ...]
-"""A text for every run, or the parts from which each kind of job and place takes its own."""
+def for_task(text: str) -> Part:
+    """Return a part for Tasks."""
+    return Part(text, Jobs.TASK)
+
+
+def for_program(text: str) -> Part:
+    """Return a part for what has a training loop of its own."""
+    return Part(text, Jobs.PROGRAM)
+
+
+def here(text: str) -> Part:
+    """Return a part for local runs."""
+    return Part(text, places=Places.HERE)
+
+
+def on_machine(text: str) -> Part:
+    """Return a part for local runs and those of the sandbox."""
+    return Part(text, places=Places.MACHINE)
+
+
+def in_account(text: str) -> Part:
+    """Return a part for SageMaker and the sandbox."""
+    return Part(text, places=Places.ACCOUNT)
+
+
+def in_cloud(text: str) -> Part:
+    """Return a part for SageMaker."""
+    return Part(text, places=Places.CLOUD)
+
+
+Advice = str | tuple[str | Part, ...]
+"""A text for every run, or the parts from which each kind of job and place takes its own. A part that is a text is for
+all of them."""
 
 
 def advice_for(advice: Advice, job: Jobs, place: Places) -> str:
     """Return the text of an advice for one kind of job in one place; its parts are joined by spaces."""
     if isinstance(advice, str):
         return advice
-    return " ".join(part.text for part in advice if job in part.jobs and place in part.places)
+    parts = (Part(each) if isinstance(each, str) else each for each in advice)
+    return " ".join(part.text for part in parts if job in part.jobs and place in part.places)
 
 
 class Rule:

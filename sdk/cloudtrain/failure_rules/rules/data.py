@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Part,
+    Places,
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    here,
+    in_account,
+    in_cloud,
+    on_machine,
+)
 from cloudtrain_runtime.contract.aws_codes import (
     DENIED,
     MISSING_BUCKET,
@@ -14,128 +25,106 @@ from cloudtrain_runtime.contract.aws_codes import (
 )
 
 ALLOW_BUCKET = (
-    Part("Allow the role [role] this operation on the bucket,", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine this operation on the bucket,", places=Places.HERE),
-    Part("or fix the URI in data or checkpoint.uri;", places=Places.ACCOUNT),
-    Part("or fix the URI.", places=Places.HERE),
-    Part("cloudtrain check JOB lists missing permissions.", places=Places.ACCOUNT),
+    in_account("Allow the role [role] this operation on the bucket,"),
+    here("Allow the credentials of this machine this operation on the bucket,"),
+    in_account("or fix the URI in data or checkpoint.uri;"),
+    here("or fix the URI."),
+    in_account("cloudtrain check JOB lists missing permissions."),
 )
 _ALLOW_CALL = (
-    Part("Allow the role [role] to call {operation},", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine to call {operation},", places=Places.HERE),
-    Part("or remove the call from the job."),
+    in_account("Allow the role [role] to call {operation},"),
+    here("Allow the credentials of this machine to call {operation},"),
+    "or remove the call from the job.",
 )
 _ALLOW_KEY = (
-    Part("What was asked for is encrypted, and its key is the cause."),
-    Part("Allow the role [role] {call}", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine {call}", places=Places.HERE),
-    Part("on {key}, in its own policies or in that of the key."),
+    "What was asked for is encrypted, and its key is the cause.",
+    in_account("Allow the role [role] {call}"),
+    here("Allow the credentials of this machine {call}"),
+    "on {key}, in its own policies or in that of the key.",
 )
 _ALLOW_SECRET = (
-    Part("Allow the role [role] to read it:", places=Places.ACCOUNT),
-    Part("Allow the credentials of this machine to read it:", places=Places.HERE),
-    Part(
-        "secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key if it has a key of its own"
-    ),
-    Part(
-        "(`secrets` and `read_only_keys` of infra/); cloudtrain check JOB tests it.",
-        places=Places.ACCOUNT,
-    ),
-    Part("(cloudtrain doctor shows where the credentials come from).", places=Places.HERE),
+    in_account("Allow the role [role] to read it:"),
+    here("Allow the credentials of this machine to read it:"),
+    "secretsmanager:GetSecretValue on {secret}, and kms:Decrypt on its key if it has a key of its own",
+    in_account("(`secrets` and `read_only_keys` of infra/); cloudtrain check JOB tests it."),
+    here("(cloudtrain doctor shows where the credentials come from)."),
 )
 _REACH_SECRETS = (
-    Part(
+    in_cloud(
         "Give the subnets of [cluster.network.subnets] an interface endpoint for Secrets Manager (`secrets` of infra/ "
-        "creates one) or internet access.",
-        places=Places.CLOUD,
+        "creates one) or internet access."
     ),
-    Part("Connect this machine to Secrets Manager, and submit again.", places=Places.MACHINE),
+    on_machine("Connect this machine to Secrets Manager, and submit again."),
 )
 _FIX_SECRET = (
-    Part("Fix the reference to {secret} in code.env of the job, or the secret"),
-    Part("(cloudtrain check JOB tests it).", places=Places.ACCOUNT),
-    Part("itself.", places=Places.HERE),
+    "Fix the reference to {secret} in code.env of the job, or the secret",
+    in_account("(cloudtrain check JOB tests it)."),
+    here("itself."),
 )
 _GET_CREDENTIALS = (
-    Part("Use the credentials of the role, which the container provides", places=Places.ACCOUNT),
-    Part("(an isolated one has none: [cluster.network.isolation]);", places=Places.CLOUD),
+    in_account("Use the credentials of the role, which the container provides"),
+    in_cloud("(an isolated one has none: [cluster.network.isolation]);"),
     Part("(those of the sandbox);", places=Places.SIMULATION),
-    Part("do not set AWS_PROFILE in code.env.", places=Places.ACCOUNT),
-    Part(
-        "Sign in to AWS on this machine; cloudtrain doctor shows where credentials come from.",
-        places=Places.HERE,
-    ),
+    in_account("do not set AWS_PROFILE in code.env."),
+    here("Sign in to AWS on this machine; cloudtrain doctor shows where credentials come from."),
 )
 _REACH_S3 = (
-    Part(
+    in_cloud(
         "Give the subnets of [cluster.network.subnets] an S3 gateway endpoint or internet access; "
-        "cloudtrain check JOB tests it.",
-        places=Places.CLOUD,
+        "cloudtrain check JOB tests it."
     ),
-    Part(
-        "This machine cannot reach S3: connect it, or name local data in the job.",
-        places=Places.MACHINE,
-    ),
+    on_machine("This machine cannot reach S3: connect it, or name local data in the job."),
 )
 _FILL_SPLIT = (
-    Part("Check what the channel holds: datasets() returned an empty {split} dataset", Jobs.TASK),
-    Part("Check what the channel holds: the {split} dataset is empty", Jobs.PROGRAM),
-    Part("(cloudtrain check JOB lists data).", places=Places.ACCOUNT),
-    Part("(cloudtrain plan JOB --local names its folder).", places=Places.HERE),
+    for_task("Check what the channel holds: datasets() returned an empty {split} dataset"),
+    for_program("Check what the channel holds: the {split} dataset is empty"),
+    in_account("(cloudtrain check JOB lists data)."),
+    here("(cloudtrain plan JOB --local names its folder)."),
 )
 _FIX_FILE = (
-    Part("A file cannot be decoded: find it by {place}, fix it"),
-    Part("in S3,", places=Places.ACCOUNT),
-    Part("in its folder,", places=Places.HERE),
-    Part("or let the dataset skip such samples."),
+    "A file cannot be decoded: find it by {place}, fix it",
+    in_account("in S3,"),
+    here("in its folder,"),
+    "or let the dataset skip such samples.",
 )
 _FILL_ROOT = (
-    Part("torchvision found no dataset, or other files than it expects, below its root folder:"),
-    Part("pass the folder of the channel (SM_CHANNEL_<NAME>) as root,"),
-    Part(
-        "or download it before the ranks start: download=True needs internet access, and one rank only.",
-        places=Places.ACCOUNT,
+    "torchvision found no dataset, or other files than it expects, below its root folder:",
+    "pass the folder of the channel (SM_CHANNEL_<NAME>) as root,",
+    in_account(
+        "or download it before the ranks start: download=True needs internet access, and one rank only."
     ),
-    Part("or download=True on one rank.", places=Places.HERE),
+    here("or download=True on one rank."),
 )
 _NAME_THE_MODEL = (
-    Part("{path} was taken for a model of the Hub because no such folder is there:"),
-    Part(
+    "{path} was taken for a model of the Hub because no such folder is there:",
+    (
         "name the folder of a channel (SM_CHANNEL_<NAME>) or of the code; cloudtrain files JOB lists what the bundle "
         "includes."
     ),
 )
 _MOUNT_AGAIN = (
-    Part(
-        "The FastFile mount disappeared: submit again, or set mode: File for this channel of data.",
-        places=Places.CLOUD,
+    in_cloud(
+        "The FastFile mount disappeared: submit again, or set mode: File for this channel of data."
     ),
-    Part(
-        "The file system of the data failed: look for its errors (dmesg), and submit again.",
-        places=Places.MACHINE,
+    on_machine(
+        "The file system of the data failed: look for its errors (dmesg), and submit again."
     ),
 )
 _NAME_SERVER = (
-    Part("Nothing listens at {host}:{port}."),
-    Part(
-        "In a container that is the container itself: give the code the address of a server that the instances reach.",
-        places=Places.CLOUD,
+    "Nothing listens at {host}:{port}.",
+    in_cloud(
+        "In a container that is the container itself: give the code the address of a server that the instances reach."
     ),
-    Part(
-        "Start the server there, or give the code another address.",
-        places=Places.MACHINE,
-    ),
+    on_machine("Start the server there, or give the code another address."),
 )
 _REACH_ADDRESS = (
-    Part(
+    in_cloud(
         "The container cannot reach that address: give [cluster.network.subnets] internet access "
-        "(an isolated job has none), or add the files as a channel of data.",
-        places=Places.CLOUD,
+        "(an isolated job has none), or add the files as a channel of data."
     ),
-    Part(
+    on_machine(
         "This machine cannot reach that address: connect it, or add the files as a channel of data, which also "
-        "works in a cluster without internet access.",
-        places=Places.MACHINE,
+        "works in a cluster without internet access."
     ),
 )
 
@@ -145,15 +134,11 @@ _DATA_FILES = (
 """Endings of files that are data rather than code."""
 _OF_S3 = r"when calling the (?P<operation>\w*(?:Object|Bucket|Upload|Part|Copy)\w*) operation"
 _USE_VALID_CREDENTIALS = (
-    Part("The code uses credentials that are not valid (any more):"),
-    Part(
-        "let it use those of the role, which the container provides and renews, and set no keys in code.env.",
-        places=Places.CLOUD,
+    "The code uses credentials that are not valid (any more):",
+    in_cloud(
+        "let it use those of the role, which the container provides and renews, and set no keys in code.env."
     ),
-    Part(
-        "renew those of this machine (aws sts get-caller-identity shows them).",
-        places=Places.MACHINE,
-    ),
+    on_machine("renew those of this machine (aws sts get-caller-identity shows them)."),
 )
 
 RULES: tuple[Rule, ...] = (

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Causality,
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    in_cloud,
+    on_machine,
+)
 
 _FIND_CUDA_LINE = "Run it once with code.env.CUDA_LAUNCH_BLOCKING set to 1: the traceback then shows the line that failed."
 _INDEX_OUT_OF_RANGE = (
@@ -11,87 +19,68 @@ _INDEX_OUT_OF_RANGE = (
     "the size of the vocabulary. " + _FIND_CUDA_LINE
 )
 _CHANGE_HARDWARE = (
-    Part("The hardware is broken:"),
-    Part(
-        "submit again with checkpoint.resume: {run}, which takes another instance.",
-        places=Places.CLOUD,
-    ),
-    Part(
-        "use another GPU (CUDA_VISIBLE_DEVICES) or machine, and submit again with checkpoint.resume: {run}.",
-        places=Places.MACHINE,
+    "The hardware is broken:",
+    in_cloud("submit again with checkpoint.resume: {run}, which takes another instance."),
+    on_machine(
+        "use another GPU (CUDA_VISIBLE_DEVICES) or machine, and submit again with checkpoint.resume: {run}."
     ),
 )
 _ONE_RANK_PER_GPU = (
-    Part(
-        "Ranks {first} and {second} share a GPU: use at most one rank per GPU (cluster.processes_per_instance).",
-        Jobs.TASK,
+    for_task(
+        "Ranks {first} and {second} share a GPU: use at most one rank per GPU (cluster.processes_per_instance)."
     ),
-    Part(
-        "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU.",
-        Jobs.PROGRAM,
+    for_program(
+        "Call torch.cuda.set_device with LOCAL_RANK before init_process_group: ranks {first} and {second} share a GPU."
     ),
 )
 _FIT_THE_DRIVER = (
-    Part(
+    in_cloud(
         "The host's driver is older than the container's CUDA needs: choose an older cluster.framework "
         "([cluster.image]). The event `environment` (cloudtrain logs RUN) has both versions. An image of your own needs "
-        "NVIDIA's cuda-compat package in /usr/local/cuda/compat, which the launcher then uses.",
-        places=Places.CLOUD,
+        "NVIDIA's cuda-compat package in /usr/local/cuda/compat, which the launcher then uses."
     ),
-    Part(
+    on_machine(
         "The driver of this machine is older than the CUDA of its PyTorch needs: update the driver, or install a "
-        "PyTorch for an older CUDA. The event `environment` (cloudtrain logs RUN) has both versions.",
-        places=Places.MACHINE,
+        "PyTorch for an older CUDA. The event `environment` (cloudtrain logs RUN) has both versions."
     ),
 )
 _FIT_THE_GPU = (
-    Part(
-        "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework ([cluster.image]).",
-        places=Places.CLOUD,
+    in_cloud(
+        "The container's CUDA does not fit [cluster.instance_type]: choose another cluster.framework ([cluster.image])."
     ),
-    Part(
-        "The PyTorch of this machine does not fit its GPU: install one that was built for it.",
-        places=Places.MACHINE,
+    on_machine(
+        "The PyTorch of this machine does not fit its GPU: install one that was built for it."
     ),
 )
 
 _START_DRIVER = (
-    Part(
+    (
         "The host's GPUs are not ready: a service of the driver does not run or is of another version, most often NVIDIA's "
         "fabric manager."
     ),
-    Part(
-        "Submit again with checkpoint.resume: {run}, which takes another instance.",
-        places=Places.CLOUD,
-    ),
-    Part(
-        "Restart it, or this machine, and submit again with checkpoint.resume: {run}.",
-        places=Places.MACHINE,
-    ),
+    in_cloud("Submit again with checkpoint.resume: {run}, which takes another instance."),
+    on_machine("Restart it, or this machine, and submit again with checkpoint.resume: {run}."),
 )
 _FIND_GPU = (
-    Part("PyTorch finds no GPU that works:"),
-    Part(
+    "PyTorch finds no GPU that works:",
+    in_cloud(
         "choose a [cluster.instance_type] with GPUs; if it has some, their driver has not started, so submit again, which "
-        "takes another instance.",
-        places=Places.CLOUD,
+        "takes another instance."
     ),
-    Part("look for one with nvidia-smi on this machine.", places=Places.MACHINE),
+    on_machine("look for one with nvidia-smi on this machine."),
 )
 _USE_OTHER_KERNEL = (
-    Part("The GPU of [cluster.instance_type] is older than this code needs:", places=Places.CLOUD),
-    Part("The GPU of this machine is older than this code needs:", places=Places.MACHINE),
-    Part("choose another kind of attention (in Transformers attn_implementation='sdpa'),"),
-    Part("or a type with newer GPUs.", places=Places.CLOUD),
-    Part("or a newer GPU.", places=Places.MACHINE),
+    in_cloud("The GPU of [cluster.instance_type] is older than this code needs:"),
+    on_machine("The GPU of this machine is older than this code needs:"),
+    "choose another kind of attention (in Transformers attn_implementation='sdpa'),",
+    in_cloud("or a type with newer GPUs."),
+    on_machine("or a newer GPU."),
 )
 _CUT_KERNEL = (
-    Part("A Triton kernel needs {needed} bytes of the shared memory of the GPU's cores, and"),
-    Part("[cluster.instance_type] has {limit}:", places=Places.CLOUD),
-    Part("the GPU of this machine has {limit}:", places=Places.MACHINE),
-    Part(
-        "take smaller blocks or fewer stages for it. A smaller batch changes nothing, nor does more memory."
-    ),
+    "A Triton kernel needs {needed} bytes of the shared memory of the GPU's cores, and",
+    in_cloud("[cluster.instance_type] has {limit}:"),
+    on_machine("the GPU of this machine has {limit}:"),
+    "take smaller blocks or fewer stages for it. A smaller batch changes nothing, nor does more memory.",
 )
 
 RULES: tuple[Rule, ...] = (

@@ -3,87 +3,88 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Causality,
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    here,
+    in_account,
+    in_cloud,
+    on_machine,
+)
 
 _USE_SMALLER_BATCH = (
-    Part(
+    for_task(
         "Halve [train.batch_size] and double [train.accumulate] (the global batch stays the same), "
-        "or set [train.precision] to bf16.",
-        Jobs.TASK,
+        "or set [train.precision] to bf16."
     ),
-    Part(
+    for_program(
         "Halve the batch size in the code, and accumulate the gradients of twice as many batches (the global batch "
-        "stays the same), or compute in bf16 (torch.autocast).",
-        Jobs.PROGRAM,
+        "stays the same), or compute in bf16 (torch.autocast)."
     ),
 )
 USE_LESS_HOST_MEMORY = (
-    Part("Lower [train.workers], or keep less of the dataset in memory,", Jobs.TASK),
-    Part("Use fewer DataLoader workers or a smaller dataset in memory,", Jobs.PROGRAM),
-    Part("or a [cluster.instance_type] with more memory;", places=Places.CLOUD),
-    Part("or a machine with more memory;", places=Places.MACHINE),
-    Part("memory use that grows from step to step is a leak."),
+    for_task("Lower [train.workers], or keep less of the dataset in memory,"),
+    for_program("Use fewer DataLoader workers or a smaller dataset in memory,"),
+    in_cloud("or a [cluster.instance_type] with more memory;"),
+    on_machine("or a machine with more memory;"),
+    "memory use that grows from step to step is a leak.",
 )
 _FIND_SENDER = (
-    Part("Find out who sent SIGKILL. Most often it is the kernel, for lack of host memory:"),
-    Part("MemoryUtilization of the job in CloudWatch shows that", places=Places.CLOUD),
-    Part("journalctl -k or dmesg shows that", places=Places.MACHINE),
-    Part("([train.workers] and what the dataset keeps in memory decide it).", Jobs.TASK),
-    Part("(DataLoader workers and what the dataset keeps in memory decide it).", Jobs.PROGRAM),
-    Part("Else a person or a program ended it: cloudtrain resume {run}."),
+    "Find out who sent SIGKILL. Most often it is the kernel, for lack of host memory:",
+    in_cloud("MemoryUtilization of the job in CloudWatch shows that"),
+    on_machine("journalctl -k or dmesg shows that"),
+    for_task("([train.workers] and what the dataset keeps in memory decide it)."),
+    for_program("(DataLoader workers and what the dataset keeps in memory decide it)."),
+    "Else a person or a program ended it: cloudtrain resume {run}.",
 )
 _USE_LESS_SHARED_MEMORY = (
-    Part("Shared memory (/dev/shm) is full:"),
-    Part(
-        "lower [train.workers]; 0, or a collate() that returns NumPy arrays, needs none.", Jobs.TASK
-    ),
-    Part(
+    "Shared memory (/dev/shm) is full:",
+    for_task("lower [train.workers]; 0, or a collate() that returns NumPy arrays, needs none."),
+    for_program(
         "lower num_workers or prefetch_factor of the DataLoader; num_workers=0, or a collate_fn that returns NumPy "
-        "arrays, needs none.",
-        Jobs.PROGRAM,
+        "arrays, needs none."
     ),
-    Part("Both sharing strategies of torch.multiprocessing need it."),
+    "Both sharing strategies of torch.multiprocessing need it.",
 )
 _MAKE_ROOM_FOR_NCCL = (
-    Part("Shared memory (/dev/shm) has no room for NCCL."),
-    Part("Lower [train.workers], which use it, too,", Jobs.TASK),
-    Part("Lower num_workers of the DataLoader, which uses it, too,", Jobs.PROGRAM),
-    Part("or set code.env.NCCL_SHM_DISABLE to 1, which is slower."),
+    "Shared memory (/dev/shm) has no room for NCCL.",
+    for_task("Lower [train.workers], which use it, too,"),
+    for_program("Lower num_workers of the DataLoader, which uses it, too,"),
+    "or set code.env.NCCL_SHM_DISABLE to 1, which is slower.",
 )
 _FIND_BUS_ERROR = (
-    Part(
-        "SIGBUS most often means that shared memory (/dev/shm) is full; else, a file that is mapped into memory was cut off."
-    ),
-    Part("Try [train.workers] 0, which needs no shared memory.", Jobs.TASK),
-    Part("Try num_workers=0, which needs no shared memory.", Jobs.PROGRAM),
+    "SIGBUS most often means that shared memory (/dev/shm) is full; else, a file that is mapped into memory was cut off.",
+    for_task("Try [train.workers] 0, which needs no shared memory."),
+    for_program("Try num_workers=0, which needs no shared memory."),
 )
 _SHARE_BY_FILE = (
-    Part("Call torch.multiprocessing.set_sharing_strategy('file_system')"),
-    Part("in the module of the Task:", Jobs.TASK),
-    Part("where the DataLoader is created:", Jobs.PROGRAM),
-    Part(
+    "Call torch.multiprocessing.set_sharing_strategy('file_system')",
+    for_task("in the module of the Task:"),
+    for_program("where the DataLoader is created:"),
+    (
         "each tensor of a loader worker then holds no file descriptor. Files that the code opens and does not close "
         "count, too."
     ),
 )
 _SHOW_WORKER_ERROR = (
-    Part(
-        "A worker of the DataLoader ended its process with exit code {code} and left no traceback:"
-    ),
-    Part("train.workers: 0 shows it", Jobs.TASK),
-    Part("num_workers=0 shows it", Jobs.PROGRAM),
-    Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
-    Part("in the next run.", places=Places.HERE),
+    "A worker of the DataLoader ended its process with exit code {code} and left no traceback:",
+    for_task("train.workers: 0 shows it"),
+    for_program("num_workers=0 shows it"),
+    in_account("when the job runs here: cloudtrain submit JOB --local."),
+    here("in the next run."),
 )
 _SHOW_LOST_WORKER = (
-    Part(
+    (
         "A worker of the DataLoader ended and left no traceback: it was killed, often by the kernel for lack of memory, or "
         "a native library crashed. Its error is shown by"
     ),
-    Part("train.workers: 0", Jobs.TASK),
-    Part("num_workers=0", Jobs.PROGRAM),
-    Part("when the job runs here: cloudtrain submit JOB --local.", places=Places.ACCOUNT),
-    Part("in the next run.", places=Places.HERE),
+    for_task("train.workers: 0"),
+    for_program("num_workers=0"),
+    in_account("when the job runs here: cloudtrain submit JOB --local."),
+    here("in the next run."),
 )
 
 RULES: tuple[Rule, ...] = (

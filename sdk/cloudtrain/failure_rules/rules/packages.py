@@ -3,72 +3,61 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import Causality, Rule, Source, in_cloud, on_machine
 
 _FIX_REQUIREMENTS = (
-    Part("Fix the line in [code.requirements]: the package has no such version, or none for the"),
-    Part("Python of this machine.", places=Places.MACHINE),
-    Part("container's Python.", places=Places.CLOUD),
+    "Fix the line in [code.requirements]: the package has no such version, or none for the",
+    on_machine("Python of this machine."),
+    in_cloud("container's Python."),
 )
 _PIN_VERSIONS = (
-    Part("Pin versions in [code.requirements] that fit the"),
-    Part("PyTorch of this machine:", places=Places.MACHINE),
-    Part("container's PyTorch:", places=Places.CLOUD),
-    Part("one package was built for another."),
+    "Pin versions in [code.requirements] that fit the",
+    on_machine("PyTorch of this machine:"),
+    in_cloud("container's PyTorch:"),
+    "one package was built for another.",
 )
 
 _INSTALL_PROGRAM = (
-    Part("The program {program} is not installed"),
-    Part("in the container: use an image that has it, [cluster.image],", places=Places.CLOUD),
-    Part("on this machine: install it,", places=Places.MACHINE),
-    Part("or do without it."),
+    "The program {program} is not installed",
+    in_cloud("in the container: use an image that has it, [cluster.image],"),
+    on_machine("on this machine: install it,"),
+    "or do without it.",
 )
 _USE_GPU_BUILD = (
-    Part("This PyTorch is a build for the CPU, and the code asks for CUDA:"),
-    Part(
-        "remove torch from [code.requirements], which has replaced the container's build.",
-        places=Places.CLOUD,
-    ),
-    Part(
-        "install a build for CUDA, let the code use torch.cuda.is_available(), or try it with --cuda-on-cpu.",
-        places=Places.MACHINE,
+    "This PyTorch is a build for the CPU, and the code asks for CUDA:",
+    in_cloud("remove torch from [code.requirements], which has replaced the container's build."),
+    on_machine(
+        "install a build for CUDA, let the code use torch.cuda.is_available(), or try it with --cuda-on-cpu."
     ),
 )
 _READ_INNER = (
-    Part(
-        "{module} cannot be imported, and the lines after this one name the cause: most often a package that was built for"
-    ),
-    Part("another PyTorch than that of this machine.", places=Places.MACHINE),
-    Part("another PyTorch than the container's.", places=Places.CLOUD),
+    "{module} cannot be imported, and the lines after this one name the cause: most often a package that was built for",
+    on_machine("another PyTorch than that of this machine."),
+    in_cloud("another PyTorch than the container's."),
 )
 _LINK_LIBCUDA = (
-    Part(
-        "torch.compile finds no libcuda.so: only libcuda.so.1 is there. Create the link that the message names"
-    ),
-    Part("in the image, or switch torch.compile off.", places=Places.CLOUD),
-    Part("on this machine, or switch torch.compile off.", places=Places.MACHINE),
+    "torch.compile finds no libcuda.so: only libcuda.so.1 is there. Create the link that the message names",
+    in_cloud("in the image, or switch torch.compile off."),
+    on_machine("on this machine, or switch torch.compile off."),
 )
 _INSTALL_COMPILER = (
-    Part("The code compiles CUDA sources when it starts, and there is no compiler (nvcc):"),
-    Part("use an image that has one, [cluster.image],", places=Places.CLOUD),
-    Part("install the CUDA toolkit,", places=Places.MACHINE),
-    Part("or a wheel of the package that is built already."),
+    "The code compiles CUDA sources when it starts, and there is no compiler (nvcc):",
+    in_cloud("use an image that has one, [cluster.image],"),
+    on_machine("install the CUDA toolkit,"),
+    "or a wheel of the package that is built already.",
 )
 
 _LOOSEN_REQUIREMENTS = "Two lines of [code.requirements] contradict each other, as pip lists below: loosen or remove one."
 _REACH_INDEX = (
-    Part(
+    (
         "pip has found no release of {package} at all. If lines with Retrying or a broken connection stand above, it reaches "
         "no index:"
     ),
-    Part(
-        "give [cluster.network.subnets] internet access, or name an index in code.env.PIP_INDEX_URL.",
-        places=Places.CLOUD,
+    in_cloud(
+        "give [cluster.network.subnets] internet access, or name an index in code.env.PIP_INDEX_URL."
     ),
-    Part(
-        "connect this machine, or name an index in code.env.PIP_INDEX_URL.", places=Places.MACHINE
-    ),
-    Part("Else no package has this name: fix the line in [code.requirements]."),
+    on_machine("connect this machine, or name an index in code.env.PIP_INDEX_URL."),
+    "Else no package has this name: fix the line in [code.requirements].",
 )
 _READ_BUILD = (
     "pip must build a package of [code.requirements] (Collecting names it), and its build has failed: read its own error "
@@ -76,17 +65,16 @@ _READ_BUILD = (
     "is built already."
 )
 _ADD_PACKAGE = (
-    Part("The message asks for a package:"),
-    Part("add {package} to [code.requirements].", places=Places.CLOUD),
-    Part(
-        "install {package} here by pip, and add it to a file for code.requirements, for SageMaker.",
-        places=Places.MACHINE,
+    "The message asks for a package:",
+    in_cloud("add {package} to [code.requirements]."),
+    on_machine(
+        "install {package} here by pip, and add it to a file for code.requirements, for SageMaker."
     ),
 )
 _RAISE_PACKAGE = (
-    Part("The message asks for a newer {package}: name its version in [code.requirements],"),
-    Part("because pip keeps an older one that fits the line.", places=Places.CLOUD),
-    Part("and install it here.", places=Places.MACHINE),
+    "The message asks for a newer {package}: name its version in [code.requirements],",
+    in_cloud("because pip keeps an older one that fits the line."),
+    on_machine("and install it here."),
 )
 _FIT_VERSIONS = (
     "{imported} cannot be imported ({place}), because code of a package fails: most often the installed versions do not fit "
@@ -98,57 +86,53 @@ _FIT_ATTRIBUTE = (
     "[code.requirements] another version of the package that uses it, or of {module}."
 )
 _FIT_TORCHVISION = (
-    Part("torchvision does not fit this PyTorch:"),
-    Part(
+    "torchvision does not fit this PyTorch:",
+    in_cloud(
         "remove torch and torchvision from [code.requirements], so that those of the container stay, or pin two releases "
-        "that belong together.",
-        places=Places.CLOUD,
+        "that belong together."
     ),
-    Part("install two releases that belong together.", places=Places.MACHINE),
+    on_machine("install two releases that belong together."),
 )
 _FIT_CUDA = (
-    Part(
+    (
         "The code compiles CUDA sources when it starts, and the compiler is of CUDA {installed}, while PyTorch was built for "
         "{built}:"
     ),
-    Part(
-        "if [code.requirements] replaces torch, remove it there; else use an image in which both fit.",
-        places=Places.CLOUD,
+    in_cloud(
+        "if [code.requirements] replaces torch, remove it there; else use an image in which both fit."
     ),
-    Part("install the CUDA toolkit {built}, or a PyTorch for {installed}.", places=Places.MACHINE),
+    on_machine("install the CUDA toolkit {built}, or a PyTorch for {installed}."),
 )
 _INSTALL_LIBRARY = (
-    Part("The system library {library}, which is no Python package, is missing"),
-    Part("in the container: use an image that has it, [cluster.image].", places=Places.CLOUD),
-    Part("on this machine: install it.", places=Places.MACHINE),
+    "The system library {library}, which is no Python package, is missing",
+    in_cloud("in the container: use an image that has it, [cluster.image]."),
+    on_machine("on this machine: install it."),
 )
 _USE_HEADLESS = (
     "{library} is a system library for screens. If OpenCV (cv2) asks for it, name opencv-python-headless in place of "
     "opencv-python in [code.requirements], which needs none; else install the library in the image."
 )
 _FIT_SYSTEM = (
-    Part("A package was built on a newer system, and lacks {version}"),
-    Part("in the container: use a newer image, [cluster.image],", places=Places.CLOUD),
-    Part("on this machine: use a newer system,", places=Places.MACHINE),
-    Part("or pin an older release of the package in [code.requirements]."),
+    "A package was built on a newer system, and lacks {version}",
+    in_cloud("in the container: use a newer image, [cluster.image],"),
+    on_machine("on this machine: use a newer system,"),
+    "or pin an older release of the package in [code.requirements].",
 )
 _FIT_PROCESSOR = (
-    Part("A program was built for another kind of processor than"),
-    Part(
+    "A program was built for another kind of processor than",
+    in_cloud(
         "[cluster.instance_type] has: build the image with docker build --platform linux/amd64, or linux/arm64 for types "
-        "with Graviton processors.",
-        places=Places.CLOUD,
+        "with Graviton processors."
     ),
-    Part("this machine has: install the build for it.", places=Places.MACHINE),
+    on_machine("this machine has: install the build for it."),
 )
 _INSTALL_GIT = (
-    Part("A line of [code.requirements] begins with git+, and the program git is not installed"),
-    Part(
+    "A line of [code.requirements] begins with git+, and the program git is not installed",
+    in_cloud(
         "in the container: name a release or an archive (a zip file or a wheel) in place of the repository, or use an image "
-        "with git.",
-        places=Places.CLOUD,
+        "with git."
     ),
-    Part("on this machine: install it.", places=Places.MACHINE),
+    on_machine("on this machine: install it."),
 )
 _PACKAGES = r"/(?:site|dist)-packages/"
 """Part of the path of each installed package."""

@@ -3,84 +3,78 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Causality,
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    here,
+    in_account,
+    in_cloud,
+    on_machine,
+)
 from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
 
 _STARTERS = "|".join(rf"\b{program}\b" for program in TRAINING_PROGRAMS)
 _DEBUG_NATIVE_CRASH = (
-    Part(
-        "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line,"
-    ),
-    Part(
-        "and compare the versions in [code.requirements] with those of the container.",
-        places=Places.CLOUD,
-    ),
-    Part(
-        "and compare the versions in [code.requirements] with those on this machine.",
-        places=Places.MACHINE,
-    ),
+    "A native library crashed: set code.env.PYTHONFAULTHANDLER to 1 to print the Python line,",
+    in_cloud("and compare the versions in [code.requirements] with those of the container."),
+    on_machine("and compare the versions in [code.requirements] with those on this machine."),
 )
 _CONNECT_INSTANCES = (
-    Part(
-        "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it).",
-        places=Places.CLOUD,
+    in_cloud(
+        "Allow all traffic between members of [cluster.network.security_groups] (cloudtrain check JOB tests it)."
     ),
-    Part(
-        "On this machine the ranks need only the loopback interface: look for a firewall or a VPN.",
-        places=Places.MACHINE,
+    on_machine(
+        "On this machine the ranks need only the loopback interface: look for a firewall or a VPN."
     ),
 )
 _READ_FIRST_FAILURE = "The rank or host that failed first left no trace: read the end of each host's log, and submit again."
 _FIND_STUCK_RANK = (
-    Part("Find out why {missing} is stuck at {place}; the stacks of all ranks are in"),
-    Part("hang/ of output.tar.gz and beside the checkpoints.", places=Places.ACCOUNT),
-    Part("output/data/hang of the hosts and beside the checkpoints.", places=Places.HERE),
-    Part("If a phase takes this long by design, raise [limits.hang]."),
+    "Find out why {missing} is stuck at {place}; the stacks of all ranks are in",
+    in_account("hang/ of output.tar.gz and beside the checkpoints."),
+    here("output/data/hang of the hosts and beside the checkpoints."),
+    "If a phase takes this long by design, raise [limits.hang].",
 )
 _FIND_EFA = (
-    Part(
+    in_cloud(
         "NCCL found no EFA device. Check that [cluster.instance_type] has EFA, and that the image contains the EFA "
-        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event `environment` lists the host's devices.",
-        places=Places.CLOUD,
+        "installer's libfabric and aws-ofi-nccl (AWS's images do); the event `environment` lists the host's devices."
     ),
-    Part(
+    on_machine(
         "NCCL found no EFA device, which this machine does not need: remove FI_PROVIDER and NCCL_NET from code.env "
-        "and the code.",
-        places=Places.MACHINE,
+        "and the code."
     ),
     *_CONNECT_INSTANCES,
 )
 _REPAIR_EFA = (
-    Part("EFA does not work here:"),
+    "EFA does not work here:",
     *_CONNECT_INSTANCES,
-    Part("code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA."),
+    "code.env.FI_EFA_USE_DEVICE_RDMA: 0 disables RDMA.",
 )
 _READ_NCCL = (
-    Part(
-        "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause."
-    ),
+    "Submit again with code.env.NCCL_DEBUG: INFO; the lines with NCCL WARN above the traceback name the cause.",
     *_CONNECT_INSTANCES,
 )
 _READ_NCCL_WARNINGS = (
-    Part("Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings."),
+    "Submit again with code.env.NCCL_DEBUG: INFO, and read NCCL's warnings.",
     *_CONNECT_INSTANCES,
 )
 _USE_ONE_PORT = (
-    Part("Two processes listen on one port:"),
-    Part(
+    "Two processes listen on one port:",
+    for_task(
         "do not call init_process_group in the Task, because the entrypoint has done so, and set neither MASTER_ADDR "
-        "nor MASTER_PORT.",
-        Jobs.TASK,
+        "nor MASTER_PORT."
     ),
-    Part(
+    for_program(
         "call init_process_group once and without an address (MASTER_ADDR and MASTER_PORT are set). A program that "
-        "starts its own ranks needs cluster.processes_per_instance: 1.",
-        Jobs.PROGRAM,
+        "starts its own ranks needs cluster.processes_per_instance: 1."
     ),
 )
-_REACH_HOSTS = (Part("The hosts could not connect to each other."), *_CONNECT_INSTANCES)
+_REACH_HOSTS = ("The hosts could not connect to each other.", *_CONNECT_INSTANCES)
 _FIND_STORE = (
-    Part(
+    (
         "The first host, through which the hosts find each other, has ended, or this one no longer reaches it: read the end of "
         "its log. If it was still running:"
     ),
@@ -91,30 +85,24 @@ _NAME_NO_INTERFACE = (
     "GLOO_SOCKET_IFNAME, from code.env, the code or the image, names one that this host does not have. Remove it."
 )
 _USE_NO_PEER_ACCESS = (
-    Part("The GPUs"),
-    Part("of [cluster.instance_type]", places=Places.CLOUD),
-    Part("of this machine", places=Places.MACHINE),
-    Part(
-        "do not let each other read their memory, which NCCL has tried: set code.env.NCCL_P2P_DISABLE to 1, which is slower."
-    ),
+    "The GPUs",
+    in_cloud("of [cluster.instance_type]"),
+    on_machine("of this machine"),
+    "do not let each other read their memory, which NCCL has tried: set code.env.NCCL_P2P_DISABLE to 1, which is slower.",
 )
 _CHOOSE_NO_INTERFACE = (
-    Part(
-        "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env."
-    ),
+    "The ranks cannot connect: do not set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME in code.env.",
     *_CONNECT_INSTANCES,
 )
 
 _TAKE_EQUAL_STEPS = (
-    Part("Let every rank take part in each collective to the end."),
-    Part(
-        "A rank ends early by os._exit or sys.exit, in the Task or in a library that it calls.",
-        Jobs.TASK,
+    "Let every rank take part in each collective to the end.",
+    for_task(
+        "A rank ends early by os._exit or sys.exit, in the Task or in a library that it calls."
     ),
-    Part(
+    for_program(
         "A rank ends early by a return or an exit on some ranks only, or because it has fewer batches: a "
-        "DistributedSampler gives each rank equally many.",
-        Jobs.PROGRAM,
+        "DistributedSampler gives each rank equally many."
     ),
 )
 _EARLY_END = r"ranks? [\d, ]+ on \S+ (?:\(local rank \d+\) )?ended with exit code 0"

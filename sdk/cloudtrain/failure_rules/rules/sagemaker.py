@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import Rule, Source, here, in_account, in_cloud, on_machine
 from cloudtrain.failure_rules.rules.data import ALLOW_BUCKET
 from cloudtrain.failure_rules.rules.memory import USE_LESS_HOST_MEMORY
 from cloudtrain.failure_rules.rules.storage import FREE_DISK
 
-_OF_THE_MACHINE = Part(
-    "Read the end of each host's log: this machine ran the job, not SageMaker.", places=Places.HERE
-)
+_OF_THE_MACHINE = here("Read the end of each host's log: this machine ran the job, not SageMaker.")
 
 # Texts of botocore, which SageMaker's reason and this machine's quote when a channel cannot be read.
 _SIGN_IN = (
-    Part(
-        "SageMaker found no credentials for the channel: cloudtrain check JOB tests the role [role].",
-        places=Places.CLOUD,
+    in_cloud(
+        "SageMaker found no credentials for the channel: cloudtrain check JOB tests the role [role]."
     ),
-    Part(
-        "Sign in to AWS on this machine, which reads the channel; cloudtrain doctor shows where credentials come from.",
-        places=Places.MACHINE,
+    on_machine(
+        "Sign in to AWS on this machine, which reads the channel; cloudtrain doctor shows where credentials come from."
     ),
 )
 
@@ -38,10 +34,9 @@ RULES: tuple[Rule, ...] = (
         r"CapacityError|Insufficient(Instance)?Capacity|Insufficient capacity error from EC2"
         r"|Unable to provision requested ML compute capacity",
         (
-            Part(
+            in_account(
                 "Submit again later, or name several types in cluster.prefer ([cluster.instance_type] had no capacity); "
-                "[cluster.max_pending] limits how long a job waits.",
-                places=Places.ACCOUNT,
+                "[cluster.max_pending] limits how long a job waits."
             ),
             _OF_THE_MACHINE,
         ),
@@ -52,10 +47,9 @@ RULES: tuple[Rule, ...] = (
         FailureClass.QUOTA,
         r"ResourceLimitExceeded|account-level service limit|service quota|LimitExceededException",
         (
-            Part(
+            in_account(
                 "Ask for a higher quota of [cluster.instance_type] (cloudtrain check JOB prints the command), "
-                "or lower [cluster.instances].",
-                places=Places.ACCOUNT,
+                "or lower [cluster.instances]."
             ),
             _OF_THE_MACHINE,
         ),
@@ -66,9 +60,8 @@ RULES: tuple[Rule, ...] = (
         FailureClass.IAM,
         r"assume (the )?role|AssumeRole|PassRole|trust (relationship|policy)|kms:\w+|KMS.*(denied|not authorized)",
         (
-            Part(
-                "Fix the role [role]: cloudtrain check JOB lists missing permissions and trust, and how to grant them.",
-                places=Places.ACCOUNT,
+            in_account(
+                "Fix the role [role]: cloudtrain check JOB lists missing permissions and trust, and how to grant them."
             ),
             _OF_THE_MACHINE,
         ),
@@ -82,10 +75,9 @@ RULES: tuple[Rule, ...] = (
         r"|unknown)|Requested image .*not found|ensure that the (training )?image .*exists"
         r"|[Cc]annot find the requested image|executable file not found in \$PATH|exec format error",
         (
-            Part(
+            in_account(
                 "Fix [cluster.image]: it must exist in this region's ECR, the role must be allowed to pull it, "
-                "and it needs bash and python for linux/amd64.",
-                places=Places.ACCOUNT,
+                "and it needs bash and python for linux/amd64."
             ),
             _OF_THE_MACHINE,
         ),
@@ -119,9 +111,8 @@ RULES: tuple[Rule, ...] = (
         r"matched no files|nothing lies at|there is nothing at|no objects at|Data download failed"
         r"|No S3 objects found|manifest file",
         (
-            Part(
-                "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them).",
-                places=Places.ACCOUNT,
+            in_account(
+                "Fix the address of the channel in data: it holds no usable objects (cloudtrain check JOB lists them)."
             ),
             _OF_THE_MACHINE,
         ),
@@ -132,9 +123,8 @@ RULES: tuple[Rule, ...] = (
         FailureClass.SERVICE,
         r"InternalServerError|[Ii]nternal (server |service )?error|instance (was|became) unhealthy|HostAgent",
         (
-            Part(
-                "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run.",
-                places=Places.ACCOUNT,
+            in_account(
+                "Submit again with checkpoint.resume: {run}; if it fails twice, open a case with AWS and name the run."
             ),
             _OF_THE_MACHINE,
         ),

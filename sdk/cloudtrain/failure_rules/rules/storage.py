@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    in_cloud,
+    on_machine,
+)
 
 FREE_DISK = (
-    Part("Raise [cluster.volume] (types with NVMe have a fixed size),", places=Places.CLOUD),
-    Part(
-        "Free disk space on this machine (cloudtrain rm deletes old runs),", places=Places.MACHINE
-    ),
-    Part("keep fewer checkpoints ([checkpoint.keep]),", Jobs.TASK),
-    Part("keep fewer checkpoints,", Jobs.PROGRAM),
-    Part("and write only below /opt/ml."),
+    in_cloud("Raise [cluster.volume] (types with NVMe have a fixed size),"),
+    on_machine("Free disk space on this machine (cloudtrain rm deletes old runs),"),
+    for_task("keep fewer checkpoints ([checkpoint.keep]),"),
+    for_program("keep fewer checkpoints,"),
+    "and write only below /opt/ml.",
 )
 _READ_WITH_ITS_PYTORCH = (
-    Part(
-        "{uri} was saved with PyTorch {saved}, and this run has {own}: resume with PyTorch {saved}"
-    ),
-    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
-    Part("(install it on this machine),", places=Places.MACHINE),
-    Part("or with a newer cloudtrain. The checkpoint is not damaged."),
+    "{uri} was saved with PyTorch {saved}, and this run has {own}: resume with PyTorch {saved}",
+    in_cloud("(cluster.framework or [cluster.image]),"),
+    on_machine("(install it on this machine),"),
+    "or with a newer cloudtrain. The checkpoint is not damaged.",
 )
 _USE_OLDER_PYTORCH = (
-    Part("Use an older PyTorch than {own}"),
-    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
-    Part("(install it on this machine),", places=Places.MACHINE),
-    Part("or a newer cloudtrain."),
+    "Use an older PyTorch than {own}",
+    in_cloud("(cluster.framework or [cluster.image]),"),
+    on_machine("(install it on this machine),"),
+    "or a newer cloudtrain.",
 )
 _USE_ALL_RANKS = (
-    Part(
+    for_task(
         "A Task trains on all ranks by itself: remove what the code starts of its own, such as another trainer; or, for "
-        "a single process, set cluster.processes_per_instance: 1.",
-        Jobs.TASK,
+        "a single process, set cluster.processes_per_instance: 1."
     ),
-    Part(
+    for_program(
         "Let the trainer use all ranks: in Lightning strategy='ddp', devices= the variable LOCAL_WORLD_SIZE and "
         "num_nodes= the number of instances (Accelerator() of Accelerate joins them by itself); or, for a single "
-        "process, set cluster.processes_per_instance: 1.",
-        Jobs.PROGRAM,
+        "process, set cluster.processes_per_instance: 1."
     ),
 )
 _READ_OLDER = (

@@ -3,89 +3,91 @@
 from __future__ import annotations
 
 from cloudtrain.failure_rules.classes import FailureClass
-from cloudtrain.failure_rules.rules.base import Causality, Jobs, Part, Places, Rule, Source
+from cloudtrain.failure_rules.rules.base import (
+    Causality,
+    Jobs,
+    Part,
+    Rule,
+    Source,
+    for_program,
+    for_task,
+    here,
+    in_account,
+    in_cloud,
+    on_machine,
+)
 
 _FIX_NAMED = (
-    Part(
-        "Fix what the message names, and try it here first: cloudtrain submit JOB --local.",
-        places=Places.ACCOUNT,
-    ),
-    Part("Fix what the message names.", places=Places.HERE),
+    in_account("Fix what the message names, and try it here first: cloudtrain submit JOB --local."),
+    here("Fix what the message names."),
 )
 _FIX_PLACE = (
-    Part(
-        "Fix {place}, and try it here first: cloudtrain submit JOB --local.", places=Places.ACCOUNT
-    ),
-    Part("Fix {place}.", places=Places.HERE),
+    in_account("Fix {place}, and try it here first: cloudtrain submit JOB --local."),
+    here("Fix {place}."),
 )
 _FIX_ARGUMENTS = (
-    Part("Fix code.args: the Task does not accept them.", Jobs.TASK),
+    for_task("Fix code.args: the Task does not accept them."),
     Part("Fix code.args: the script does not accept them.", Jobs.SCRIPT),
     Part("Fix code.args: the module does not accept them.", Jobs.MODULE),
     Part("Fix the arguments in code.command: the program does not accept them.", Jobs.COMMAND),
 )
 _FIX_ENTRY = (
-    Part("Fix code.task,", Jobs.TASK),
+    for_task("Fix code.task,"),
     Part("Fix code.script,", Jobs.SCRIPT),
     Part("Fix code.module,", Jobs.MODULE),
     Part("Fix code.command,", Jobs.COMMAND),
-    Part("or include {path} in the bundle: cloudtrain files JOB lists its files."),
+    "or include {path} in the bundle: cloudtrain files JOB lists its files.",
 )
 _USE_ALL_PARAMETERS = (
-    Part("Some parameters do not contribute to the loss:"),
-    Part(
-        "use all outputs, freeze those parameters in model(), or set train.parallel.find_unused: true.",
-        Jobs.TASK,
+    "Some parameters do not contribute to the loss:",
+    for_task(
+        "use all outputs, freeze those parameters in model(), or set train.parallel.find_unused: true."
     ),
-    Part("use all outputs, or wrap the model with find_unused_parameters=True.", Jobs.PROGRAM),
+    for_program("use all outputs, or wrap the model with find_unused_parameters=True."),
 )
 _GIVE_MORE_SAMPLES = (
-    Part("Batch norm got a batch of one sample, perhaps the last one of an epoch:"),
-    Part("set train.drop_last: true, or raise train.batch_size.", Jobs.TASK),
-    Part("use drop_last=True in the DataLoader, or larger batches.", Jobs.PROGRAM),
+    "Batch norm got a batch of one sample, perhaps the last one of an epoch:",
+    for_task("set train.drop_last: true, or raise train.batch_size."),
+    for_program("use drop_last=True in the DataLoader, or larger batches."),
 )
 _EQUAL_SHAPES = (
-    Part(
+    (
         "Ranks have called different collectives, or the same with tensors of different sizes. Where a loss gathers "
         "tensors of all ranks, the last batch of an epoch can be smaller on some:"
     ),
-    Part("set train.drop_last: true.", Jobs.TASK),
-    Part("use drop_last=True in the DataLoader and its sampler.", Jobs.PROGRAM),
+    for_task("set train.drop_last: true."),
+    for_program("use drop_last=True in the DataLoader and its sampler."),
 )
 _CHANGE_NOTHING_IN_PLACE = (
-    Part("With train.parallel.data: fsdp", Jobs.TASK),
-    Part("With FSDP", Jobs.PROGRAM),
-    Part(
-        "the output of a module must not be changed in place: logits = logits / 2 instead of logits /= 2."
-    ),
+    for_task("With train.parallel.data: fsdp"),
+    for_program("With FSDP"),
+    "the output of a module must not be changed in place: logits = logits / 2 instead of logits /= 2.",
 )
 _MOVE_TO_DEVICE = (
-    Part(
-        "Model and batch are on context().device: create other tensors there, too, before the step at {place}.",
-        Jobs.TASK,
+    for_task(
+        "Model and batch are on context().device: create other tensors there, too, before the step at {place}."
     ),
-    Part(
-        "Move model and batch to the rank's device (cuda:LOCAL_RANK) before the step at {place}.",
-        Jobs.PROGRAM,
+    for_program(
+        "Move model and batch to the rank's device (cuda:LOCAL_RANK) before the step at {place}."
     ),
 )
 _TAKE_VISIBLE_GPUS = (
-    Part("The code asks for the GPUs {asked}, and this process sees fewer:"),
-    Part("let it take those that are there (context().device).", Jobs.TASK),
-    Part("in Lightning, devices='auto' takes those that are there.", Jobs.PROGRAM),
+    "The code asks for the GPUs {asked}, and this process sees fewer:",
+    for_task("let it take those that are there (context().device)."),
+    for_program("in Lightning, devices='auto' takes those that are there."),
 )
 
 _USE_NEWER_PYTHON = (
-    Part("Types joined by | need Python 3.10, and this Python is older: use a newer one"),
-    Part("(cluster.framework or [cluster.image]),", places=Places.CLOUD),
-    Part("on this machine,", places=Places.MACHINE),
-    Part("or, for annotations, write from __future__ import annotations at the top of the file."),
+    "Types joined by | need Python 3.10, and this Python is older: use a newer one",
+    in_cloud("(cluster.framework or [cluster.image]),"),
+    on_machine("on this machine,"),
+    "or, for annotations, write from __future__ import annotations at the top of the file.",
 )
 _FIX_OVERRIDES = (
-    Part("Hydra cannot compose the configuration: fix what the message names in its files or in"),
+    "Hydra cannot compose the configuration: fix what the message names in its files or in",
     Part("code.command", Jobs.COMMAND),
     Part("code.args", Jobs.ALL & ~Jobs.COMMAND),
-    Part("(+key=value adds a key that the configuration lacks)."),
+    "(+key=value adds a key that the configuration lacks).",
 )
 
 RULES: tuple[Rule, ...] = (
