@@ -56,9 +56,11 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
         ),
     ],
 )
-def test_contradicting_pins_are_found(text: str, found: str) -> None:
-    assert find_contradiction(text).startswith(found)
-    assert bool(find_contradiction(text)) == bool(found)
+def test_contradicting_pins_are_found(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "requirements.txt").write_text(text)
+    problem = find_contradiction(tmp_path, "requirements.txt")
+    assert problem.startswith(found)
+    assert bool(problem) == bool(found)
 
 
 @dataclass(frozen=True)

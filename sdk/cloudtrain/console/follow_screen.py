@@ -22,7 +22,7 @@ from cloudtrain.console.status_fields import (
 from cloudtrain.console.terminal import strip_unsafe_escapes, visible_part
 from cloudtrain.runs.status import State
 from cloudtrain.support.notebook.summary import count
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract import parse_event
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,7 @@ class StepThinner:
 
     def wants(self, line: LogLine) -> bool:
         """Return whether to show a line."""
-        event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+        event = parse_event(line.text)
         if event is None or event["event"] != "step" or event.get("time") is None:
             return True
         if self._last is not None and 0 <= event["time"] - self._last < self._seconds:

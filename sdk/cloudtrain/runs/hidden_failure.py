@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from cloudtrain.runs.log_lines import split_rank
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract import parse_event
 
 LAST_BYTES = 1 << 16
 """Part of a log, from its end, that is read."""
@@ -36,7 +36,7 @@ def find_hidden_failure(lines: Iterable[str]) -> str | None:
     since = 0
     is_open = is_ignored = False
     for line in lines:
-        if EVENT_PREFIX in line and (event := parse_event(line)) is not None:
+        if (event := parse_event(line)) is not None:
             if event["event"] == "finished":
                 return None
             if event["event"] in _PROGRESS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloudtrain.errors import UserError, nearest
@@ -35,6 +35,17 @@ class MetricValue(NamedTuple):
     value: float | None
 
 
+def read_events(run: LogSource) -> Iterator[Mapping[str, Any]]:
+    """Yield the events of rank 0 in a run's log so far.
+
+    Raises:
+        CloudError: AWS refused or cannot be reached.
+    """
+    for line in run.logs(only=EVENT_LINES):
+        if (event := parse_event(line.text)) is not None:
+            yield event
+
+
 def read_history(run: LogSource) -> MetricHistory:
     """Return the history of a run so far.
 
@@ -63,7 +74,7 @@ class MetricHistory:
         """Return the history that the events in log lines report, in their order."""
         history = cls()
         for line in lines:
-            event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+            event = parse_event(line.text)
             if event is not None:
                 history.add(event, line.time)
         return history

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from cloudtrain.errors import UserError
 from cloudtrain.support.units import parse_duration
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract import parse_event
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def find_rank(text: str) -> int | None:
 
     Rank 0 prints the event lines that name no other rank.
     """
-    if EVENT_PREFIX in text and (event := parse_event(text)) is not None:
+    if (event := parse_event(text)) is not None:
         rank: int | None = event.get("rank", 0)
         return rank
     return split_rank(text.rstrip("\r").rpartition("\r")[2])[0]

@@ -16,7 +16,7 @@ from cloudtrain.features.costs.cost_explorer import fetch_billed
 from cloudtrain.features.costs.sums import Costs, LostWork, RunCost, measure_lost_work, sum_costs
 from cloudtrain.job.job_fields import OWN_TAG_PREFIX
 from cloudtrain.runs.billing import Billing
-from cloudtrain.runs.history import EVENT_LINES
+from cloudtrain.runs.history import read_events
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import PLAN, read_fields
@@ -25,7 +25,6 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import BACKENDS, choose_backends
 from cloudtrain.support.renamed import renamed_arguments
-from cloudtrain_runtime.contract import parse_event
 
 if TYPE_CHECKING:
     from cloudtrain.backends.base import Backend
@@ -171,9 +170,8 @@ def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:
     if not billing.cost_usd:
         return LostWork()
     with contextlib.suppress(CloudError, UserError):
-        events = (parse_event(line.text) for line in run.logs(only=EVENT_LINES))
         end = None if ended is None else ended.timestamp()
-        return measure_lost_work((event for event in events if event is not None), end)
+        return measure_lost_work(read_events(run), end)
     return LostWork()
 
 

@@ -13,14 +13,13 @@ from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import known_evaluations, read_plan, settings_of
 from cloudtrain.runs.downloads import BEST
 from cloudtrain.runs.evaluations import Evaluation, Measurement, evaluated_by
-from cloudtrain.runs.history import EVENT_LINES, SPEED_METRICS, MetricHistory
+from cloudtrain.runs.history import SPEED_METRICS, MetricHistory, read_events
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.units import format_duration, format_usd
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
 _MOST_CLASSES = 20
@@ -54,14 +53,7 @@ def model_card(
         raise UserError(
             f"{handle.id} evaluates {evaluated} and has no model", f"cloudtrain card {evaluated}"
         )
-    events = (
-        parse_event(line.text)
-        for line in handle.logs(only=EVENT_LINES)
-        if EVENT_PREFIX in line.text
-    )
-    return make_card(
-        handle, handle.status(), plan, [event for event in events if event is not None]
-    )
+    return make_card(handle, handle.status(), plan, read_events(handle))
 
 
 def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterable[_Event]) -> str:

@@ -17,7 +17,7 @@ from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status, status_texts
-from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
 POINTS = 2_000
@@ -64,7 +64,7 @@ class RunRecord:
 
     def add(self, line: LogLine) -> None:
         """Add a line of the log."""
-        event = parse_event(line.text) if EVENT_PREFIX in line.text else None
+        event = parse_event(line.text)
         with self._lock:
             if event is None:
                 self.lines.append((next(self._numbers), line))

@@ -28,7 +28,6 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.units import Cadence, format_duration
 from cloudtrain_runtime.contract import (
-    EVENT_PREFIX,
     HOST_RANK_VARIABLE,
     INSTANCE_VARIABLE,
     LOG_EVERY_VARIABLE,
@@ -363,11 +362,7 @@ class RunDriver:
     def events(self, run: Run) -> list[dict[str, Any]]:
         """Return the events of a run so far, of all hosts."""
         lines = run.logs(only=LogFilter())
-        return [
-            event
-            for line in lines
-            if EVENT_PREFIX in line.text and (event := parse_event(line.text)) is not None
-        ]
+        return [event for line in lines if (event := parse_event(line.text)) is not None]
 
     def until_held(self, run: Run, step: int) -> dict[int, int]:
         """Wait until all ranks wait at a step, and the checkpoint before it is complete; return their process ids.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cloudtrain import catalog
 from cloudtrain.features.rehearsal.runs import STARTS, first_line
+from cloudtrain.job.requirements import Line, read_requirements
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.checks import Check, Result
 from cloudtrain.support.notebook.summary import count
@@ -30,10 +31,7 @@ _OF_THIS_MACHINE = re.compile(
 )
 """pip's messages about a full disk, a package that must be compiled (the image may have the compiler), and no pip."""
 
-_PIN = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*===?\s*(?P<version>[^\s,*]+)$"
-)
-"""A requirement with one exact version, without a marker: another line may have the opposite marker."""
+_PIN = re.compile(r"===?[^,*]+")
 
 RunProgram = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -79,8 +77,7 @@ def check_requirements(
     requirements = plan.config.requirements
     if requirements is None:
         return None
-    content = (code / requirements).read_text(encoding="utf-8", errors="replace")
-    if problem := find_contradiction(content):
+    if problem := find_contradiction(code, requirements):
         return Check(STARTS, Result.FAIL, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
@@ -110,31 +107,25 @@ def check_requirements(
     return Check(STARTS, Result.UNKNOWN, text)
 
 
-def find_contradiction(text: str) -> str:
+def find_contradiction(code: Path, requirements: str) -> str:
     """Return two lines of requirements of which no version of a package satisfies both; empty if there are none.
 
-    Only pins (`==`, without a wildcard) are compared, which needs no package index.
+    Only pins (`==`, without a wildcard or a marker) are compared, which needs no package index.
     """
-    pins: dict[str, tuple[str, str]] = {}
-    for each in text.splitlines():
-        line = each.partition(" #")[0].strip()
-        found = _PIN.match(line)
-        if found is None:
+    pins: dict[str, Line] = {}
+    for line in read_requirements(code, requirements).lines:
+        is_pin = len(line.versions) == 1 and _PIN.fullmatch(line.versions[0]) is not None
+        if line.name is None or line.is_conditional or not is_pin:
             continue
-        name = re.sub(r"[-_.]+", "-", found["name"]).lower()
-        version = found["version"]
-        other, first = pins.setdefault(name, (version, line))
-        if other != version and _release(other) != _release(version):
-            return f"{first} and {line} contradict each other"
+        first = pins.setdefault(line.name, line)
+        if _release(first) != _release(line):
+            return f"{first.text} and {line.text} contradict each other"
     return ""
 
 
-def _release(version: str) -> list[str]:
-    """Return a version without zeros at its end: 1.2 and 1.2.0 are equal."""
-    parts = version.split(".")
-    while parts and parts[-1] == "0":
-        parts.pop()
-    return parts
+def _release(line: Line) -> str:
+    """Return a pinned version without zeros at its end: 1.2 and 1.2.0 are equal."""
+    return re.sub(r"(\.0+)+$", "", line.versions[0].lstrip("= "))
 
 
 def _install(
