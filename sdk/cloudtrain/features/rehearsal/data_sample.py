@@ -25,7 +25,7 @@ from cloudtrain.errors import UserError
 from cloudtrain.features.rehearsal.runs import STARTS
 from cloudtrain.job.sections.data import Channel
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size, parse_size
 
@@ -189,11 +189,11 @@ class _Fetch:
                 f"channel {self._name} is sharded over {instances} instances and has {len(listed)} objects: some "
                 f"instances would get none. Store it as at least {instances} objects, or use sharded: false"
             )
-            return Check(STARTS, Result.FAIL, detail)
+            return failed(STARTS, detail)
         count = f"{len(listed)}" if is_complete else f"more than {len(listed)}"
         total = f" of {format_size(_bytes(listed))}" if is_complete else ""
         detail = f"channel {self._name}: {len(chosen)} of {count} objects ({format_size(_bytes(chosen))}{total}) were read"
-        return Check(STARTS, Result.PASS, detail)
+        return passed(STARTS, detail)
 
 
 def _choose(listed: Sequence[FoundObject], sample: Sample) -> list[FoundObject]:

@@ -44,7 +44,7 @@ from cloudtrain.planning.diagnostics import texts_of
 from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.units import Cadence
 
 STEPS = 12
@@ -130,14 +130,14 @@ class Engine:
         plan = self.job.plan
         found = warn_about_packages(self.job.spec, plan.bundle, plan.image)
         for text in texts_of(Severity.WARNING, found):
-            yield Check(STARTS, Result.UNKNOWN, f"the packages of this machine were used: {text}")
+            yield unknown(STARTS, f"the packages of this machine were used: {text}")
         if self.job.shape.problem:
-            yield Check(TRAINS, Result.UNKNOWN, self.job.shape.problem)
+            yield unknown(TRAINS, self.job.shape.problem)
             return
         yield from self._runs()
         yield self._memory()
         if plan.cluster.backend != "gloo":
-            yield Check("network", Result.UNKNOWN, _CANNOT)
+            yield unknown("network", _CANNOT)
 
     def _runs(self) -> Iterator[Check]:
         """Yield the checks that need runs."""
@@ -171,7 +171,7 @@ class Engine:
         saved = reference.status.progress.checkpoint
         if saved is None or saved.step < LEAST_STEPS:
             text = f"the training has fewer than {LEAST_STEPS} steps: too few to interrupt it"
-            yield from (Check(name, Result.UNKNOWN, text) for name in (STOPS, RESUMES))
+            yield from (unknown(name, text) for name in (STOPS, RESUMES))
             return
         driver.shorten(saved.step, max(1, saved.step // _SAVES))
         interruptions = Interruptions(
@@ -186,7 +186,7 @@ class Engine:
             yield from interruptions.elastic(sizes, self.on_progress)
         else:
             text = "the parallel layout fits on no other number of ranks that this machine carries"
-            yield Check(ELASTIC, Result.UNKNOWN, text)
+            yield unknown(ELASTIC, text)
 
     def _memory(self) -> Check:
         self.on_progress(MEMORY)
@@ -200,7 +200,7 @@ class Engine:
         try:
             return check_memory(job.spec, job.plan, job.channels, self.workspace.folder, run)
         except OSError as error:
-            return Check(MEMORY, Result.UNKNOWN, f"it could not be checked: {error}")
+            return unknown(MEMORY, f"it could not be checked: {error}")
 
 
 def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
@@ -209,12 +209,12 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     ranks = driver.ranks
     began = reference.of_kind("started") or losses or reference.status.progress.last_step
     if not began and not has_succeeded(reference):
-        yield Check(STARTS, Result.FAIL, f"no step was taken: {why(reference)}")
+        yield failed(STARTS, f"no step was taken: {why(reference)}")
         return
     text = "the bundle unpacked as it would travel, and its code was imported by all ranks"
-    yield Check(STARTS, Result.PASS, text)
+    yield passed(STARTS, text)
     if not has_succeeded(reference):
-        yield Check(TRAINS, Result.FAIL, why(reference))
+        yield failed(TRAINS, why(reference))
         return
     world = reference.status.progress.world_size or ranks
     # Only a script reports them.
@@ -227,7 +227,7 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
             f"the ranks ended with exit code 0 after step {reference.last_step or 0}, before training was finished"
         )
     if fault:
-        yield Check(TRAINS, Result.FAIL, fault)
+        yield failed(TRAINS, fault)
         return
     shown = ", no loss was reported"
     if losses:
@@ -239,11 +239,11 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     steps = max(losses, default=saved_step)
     if driver.spec.code.task is None and ranks > 1 and not joined:
         text = f"{steps} steps on {ranks} ranks{shown}; {UNSEEN_GROUP}"
-        yield Check(TRAINS, Result.UNKNOWN, text)
+        yield unknown(TRAINS, text)
         return
     plural = "s" if ranks > 1 else ""
     text = f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}"
-    yield Check(TRAINS, Result.PASS, text)
+    yield passed(TRAINS, text)
 
 
 def steps_of_rehearsal(spec: JobSpec) -> int:

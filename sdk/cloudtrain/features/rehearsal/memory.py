@@ -13,7 +13,7 @@ from cloudtrain.backends.container.filesystem import host_names, prepare_tree
 from cloudtrain.features.rehearsal.rank_memory import RankMemory, rank_capacity
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import Plan
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import MlTree, TrainConfig
 
@@ -50,13 +50,13 @@ def check_memory(
     train = plan.config.train
     cluster = plan.cluster
     if plan.config.task is None or train is None:
-        return _unknown(
-            "the memory of a script is not measured; train it as a Task to have it estimated"
+        return unknown(
+            NAME, "the memory of a script is not measured; train it as a Task to have it estimated"
         )
     if train.parallel.pipeline > 1:
-        return _unknown("the memory of pipeline stages is not computed")
+        return unknown(NAME, "the memory of pipeline stages is not computed")
     if cluster.world_size == 0 or cluster.processes_per_instance is None:
-        return _unknown(f"the catalog does not have the GPUs of {cluster.instance_type}")
+        return unknown(NAME, f"the catalog does not have the GPUs of {cluster.instance_type}")
     capacities = []
     for name in spec.cluster.types:
         instance = catalog.find_instance(name)
@@ -64,12 +64,12 @@ def check_memory(
         if instance is not None:
             found = rank_capacity(instance, cluster.processes_per_instance)
         if found is None:
-            return _unknown(f"the catalog does not have the memory of {name}")
+            return unknown(NAME, f"the catalog does not have the memory of {name}")
         capacities.append((found, name))
     try:
         memory = probe(plan, channels, folder, run)
     except ProbeError as error:
-        return _unknown(str(error))
+        return unknown(NAME, str(error))
     capacity, name = min(capacities)
     return _verdict(train, memory, capacity, name, ranks=cluster.world_size)
 
@@ -83,7 +83,7 @@ def explain_out_of_memory(reason: str) -> Check | None:
     if found is None:
         return None
     detail = f"a GPU here is too small for the job: an allocation of {found['size']} failed"
-    return Check("trains", Result.UNKNOWN, detail)
+    return unknown("trains", detail)
 
 
 def probe(plan: Plan, channels: Mapping[str, Path], folder: Path, run: RunProgram) -> RankMemory:
@@ -124,15 +124,15 @@ def _verdict(
         f"{memory.describe(train.batch_size)}"
     )
     if peak <= _MARGIN * capacity:
-        return Check(NAME, Result.PASS, size)
+        return passed(NAME, size)
     advice = _advice(train, memory, capacity, ranks // train.parallel.group_size)
     if memory.state_bytes > capacity:
-        return Check(NAME, Result.FAIL, f"the state alone does not fit; {size}{advice}")
+        return failed(NAME, f"the state alone does not fit; {size}{advice}")
     # Tensor parallelism divides some activations; they are measured without it.
     if peak > _CERTAIN * capacity and train.parallel.tensor == 1:
-        return Check(NAME, Result.FAIL, f"{size}{advice}")
+        return failed(NAME, f"{size}{advice}")
     text = f"{size}, which is too near to the limit for an estimate{advice}"
-    return Check(NAME, Result.UNKNOWN, text)
+    return unknown(NAME, text)
 
 
 def _advice(train: TrainConfig, memory: RankMemory, capacity: int, data_ranks: int) -> str:
@@ -162,7 +162,3 @@ def smaller_batch(memory: RankMemory, size: int, capacity_bytes: float) -> int |
     divisors = (each for each in range(size // 2, 0, -1) if size % each == 0)
     limit = _MARGIN * capacity_bytes
     return next((each for each in divisors if memory.peak_bytes(each) <= limit), None)
-
-
-def _unknown(detail: str) -> Check:
-    return Check(NAME, Result.UNKNOWN, detail)

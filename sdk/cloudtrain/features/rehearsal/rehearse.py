@@ -44,7 +44,7 @@ from cloudtrain.support.backend_facts import (
     choose_backend,
     facts_of,
 )
-from cloudtrain.support.checks import PROOF_WORDS, Check, Result
+from cloudtrain.support.checks import PROOF_WORDS, Check, Result, unknown
 from cloudtrain.support.renamed import renamed_arguments
 from cloudtrain_runtime.contract import usable_cpus
 
@@ -301,7 +301,7 @@ def rehearse_job(
         )
         others = []
         if options.cuda_on_cpu:
-            others.append(Check("cuda", Result.UNKNOWN, _NO_CUDA))
+            others.append(unknown("cuda", _NO_CUDA))
         made: list[Check] = []
         for check in chain(sampled, engine.checks(), others):
             made.append(check)

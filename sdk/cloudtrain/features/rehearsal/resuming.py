@@ -22,7 +22,7 @@ from cloudtrain.features.rehearsal.runs import (
     why,
 )
 from cloudtrain.runs.status import State
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, Result, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
@@ -140,21 +140,21 @@ class Interruptions:
         at = f"SIGTERM at step {step} (seed {self.seed})"
         if has_succeeded(ended):
             text = f"{at}: the training ended before its ranks had agreed to stop"
-            return Check(STOPS, Result.UNKNOWN, text)
+            return unknown(STOPS, text)
         if ended.status.state is not State.STOPPED:
             text = f"{at}: the run ended as {ended.status.state}: {why(ended)}"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         if saved is None:
             text = f"{at}: no final checkpoint; there is no checkpoint"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         if saved.step < step:
             text = f"{at}: no final checkpoint; the last checkpoint is of step {saved.step}"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"{at}: the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         detail = f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
-        return Check(STOPS, Result.PASS, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
+        return passed(STOPS, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
 
     def _kill(self, what: str, step: int) -> Interruption:
         driver = self.driver
@@ -219,7 +219,7 @@ class Interruptions:
                 yield judge_state(after, difference, losses, tolerance)
         if equal:
             text = f"losses and final state at step {self.driver.last_step} equal an uninterrupted run bit for bit"
-            yield Check(RESUMES, Result.PASS, f"{text}, after {'; '.join(equal)}")
+            yield passed(RESUMES, f"{text}, after {'; '.join(equal)}")
 
     def _differing_losses(self, each: Interruption) -> list[int]:
         expected = self.reference.losses
@@ -242,9 +242,9 @@ class Interruptions:
         expected = steps_of(records(self.reference.run))
         if not any(expected.values()):
             text = "the samples of a script are not visible to cloudtrain; its position in the data is in its checkpoint"
-            return Check(SAMPLES, Result.UNKNOWN, text)
+            return unknown(SAMPLES, text)
         if not self.done:
-            return Check(SAMPLES, Result.UNKNOWN, "no run was resumed")
+            return unknown(SAMPLES, "no run was resumed")
         for each in self.done:
             found = steps_of(records(each.ended.run))
             if each.resumed is not each.ended:
@@ -252,7 +252,7 @@ class Interruptions:
             wrong = [step for step in sorted(expected) if found.get(step) != expected[step]]
             if wrong:
                 text = f"after {each.what} at step {each.step}, step {wrong[0]} used other samples: repeated or lost ones"
-                return Check(SAMPLES, Result.FAIL, text)
+                return failed(SAMPLES, text)
         used = [sample for samples in expected.values() for sample in samples]
         repeated = len(used) - len(set(used))
         text = f"{len(used):,} samples in {len(expected)} steps, compared one by one: the same ones in each step of "
@@ -261,7 +261,7 @@ class Interruptions:
             text += f"; {repeated:,} were used again in the uninterrupted one, too"
         else:
             text += "; each was used once"
-        return Check(SAMPLES, Result.PASS, text)
+        return passed(SAMPLES, text)
 
     def elastic(
         self, sizes: list[tuple[int, int]], on_progress: Callable[[str], None]
@@ -274,7 +274,7 @@ class Interruptions:
         """
         stopped = next((each for each in self.done if each.resumed is not each.ended), None)
         if stopped is None:
-            yield Check(ELASTIC, Result.UNKNOWN, "no run was resumed")
+            yield unknown(ELASTIC, "no run was resumed")
             return
         expected = steps_of(self.driver.records(self.reference.run))
         for instances, ranks in sizes:
@@ -304,10 +304,10 @@ class Interruptions:
         text += f": reached step {resumed.last_step or self.driver.last_step}{losses}"
         if wrong:
             detail = f"{text}; step {wrong[0]} used other samples, or changed them at random"
-            return Check(ELASTIC, Result.UNKNOWN, detail)
+            return unknown(ELASTIC, detail)
         # Where samples are not visible, the losses may be those of other samples.
         if result is Result.FAIL and not are_seen:
-            return Check(ELASTIC, Result.UNKNOWN, text)
+            return unknown(ELASTIC, text)
         if result is Result.PASS and are_seen:
             text += ", with the same samples in every step"
         return Check(ELASTIC, result, text)
@@ -329,14 +329,14 @@ def judge_state(
         text = (
             f"{after}: {what}final state: {difference.sentence}; two uninterrupted runs are equal"
         )
-        return Check(RESUMES, Result.FAIL, text)
+        return failed(RESUMES, text)
     text = (
         f"{after}: {difference.sentence}; two uninterrupted runs differ by {tolerance.relative:.1e}"
     )
     is_close = difference.relative <= MARGIN * tolerance.relative and not difference.missing
     if not is_close or difference.state:
-        return Check(RESUMES, Result.FAIL, f"{text}, and the tolerance is {MARGIN:g} times that")
+        return failed(RESUMES, f"{text}, and the tolerance is {MARGIN:g} times that")
     if tolerance.relative > _MOST_TOLERANCE:
         text += ", too much for a comparison: seed all random generators of the job, so that its runs are equal"
-        return Check(RESUMES, Result.UNKNOWN, text)
-    return Check(RESUMES, Result.PASS, f"{text}, and the tolerance is {MARGIN:g} times that")
+        return unknown(RESUMES, text)
+    return passed(RESUMES, f"{text}, and the tolerance is {MARGIN:g} times that")

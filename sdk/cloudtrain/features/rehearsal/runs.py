@@ -25,7 +25,7 @@ from cloudtrain.runs.log_lines import LogFilter
 from cloudtrain.runs.previous_run import PreviousRun, checkpoints_of
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, Result, passed
 from cloudtrain.support.units import Cadence, format_duration
 from cloudtrain_runtime.contract import (
     HOST_RANK_VARIABLE,
@@ -524,7 +524,7 @@ def describe_lone_ranks(reports: Iterable[Mapping[str, Any]], alone: int, ranks:
 def not_started(driver: RunDriver, error: NotShownError) -> Iterator[Check]:
     """Yield the checks after a first run that has not come to its end."""
     if driver.has_stepped:
-        yield Check(STARTS, Result.PASS, IMPORTED)
+        yield passed(STARTS, IMPORTED)
     yield Check(TRAINS if driver.has_stepped else STARTS, error.result, str(error))
 
 

@@ -11,7 +11,7 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.features.rehearsal.runs import Ended, RunDriver
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE
@@ -41,7 +41,7 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     """
     events = reference.of_kind("checkpoint")
     if not events:
-        yield Check(NAME, Result.FAIL, "the run has written no checkpoint")
+        yield failed(NAME, "the run has written no checkpoint")
         return
     step = max(event["step"] for event in events)
     folder = CheckpointFolder(
@@ -51,11 +51,11 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
         found = next(iter(folder.verify(step)), None)
     except CloudtrainError as error:
         text = f"the checkpoint of step {step} cannot be verified: {error.message}"
-        yield Check(NAME, Result.FAIL, text)
+        yield failed(NAME, text)
         return
     if found is None or found.state != COMPLETE:
         state = "missing" if found is None else f"{found.state}: {found.why}"
-        yield Check(NAME, Result.FAIL, f"the checkpoint of step {step} is {state}")
+        yield failed(NAME, f"the checkpoint of step {step} is {state}")
         return
     seconds = max(float(event.get("seconds") or 0.0) for event in events)
     cluster = seconds_on_cluster(plan, found.bytes)
@@ -66,10 +66,10 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     longest = max(seconds, cluster)
     if longest > STOP_GRACE_SECONDS:
         detail += f", which does not fit the stop notice of {STOP_GRACE_SECONDS} s"
-        yield Check(NAME, Result.FAIL, detail)
+        yield failed(NAME, detail)
         return
     interval = judge_interval(plan, longest, seconds_per_step(reference))
-    yield Check(NAME, Result.PASS, f"{detail}. {interval}")
+    yield passed(NAME, f"{detail}. {interval}")
 
 
 def upload_rate(plan: Plan) -> float:

@@ -37,7 +37,7 @@ from cloudtrain.features.rehearsal.script_files import (
 )
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, Result, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
@@ -140,9 +140,9 @@ class ScriptRehearsal:
             return
         yield from self._resumes(first, on_progress)
         text = "the samples of a script are not visible to cloudtrain"
-        yield Check(SAMPLES, Result.UNKNOWN, text)
+        yield unknown(SAMPLES, text)
         text = "a script's own files are loaded by its own code: not tried"
-        yield Check(ELASTIC, Result.UNKNOWN, text)
+        yield unknown(ELASTIC, text)
 
     def _resumes(self, first: Interrupted, on_progress: Callable[[str], None]) -> Iterator[Check]:
         shown = []
@@ -168,14 +168,14 @@ class ScriptRehearsal:
                 if error.result is Result.FAIL:
                     return
         if problem := _other_losses(fresh, resumed):
-            yield Check(RESUMES, Result.FAIL, problem)
+            yield failed(RESUMES, problem)
         elif repeated and len(repeated) == len(shown):
             # One alone may have been interrupted during a save.
             text = f"step {repeated[0]} was taken again, though it was reported before the newest file was written"
             text += ": is its number saved in place of that of the next step?"
-            yield Check(RESUMES, Result.UNKNOWN, text)
+            yield unknown(RESUMES, text)
         elif shown:
-            yield Check(RESUMES, Result.PASS, f"the step counter continued: {'; '.join(shown)}")
+            yield passed(RESUMES, f"the step counter continued: {'; '.join(shown)}")
 
     def _interrupt(
         self, what: str, interrupt: Callable[[Run], Ended], share_of_time: float = _SHARE_OF_TIME
@@ -241,12 +241,12 @@ class ScriptRehearsal:
         ranks = self.driver.ranks
         if ended.status.state is State.FAILED:
             if ended.last_step is None:
-                yield Check(STARTS, Result.FAIL, why(ended))
+                yield failed(STARTS, why(ended))
                 return
-            yield Check(STARTS, Result.PASS, IMPORTED)
-            yield Check(TRAINS, Result.FAIL, why(ended))
+            yield passed(STARTS, IMPORTED)
+            yield failed(TRAINS, why(ended))
             return
-        yield Check(STARTS, Result.PASS, IMPORTED)
+        yield passed(STARTS, IMPORTED)
         reports = ended.of_kind("ranks")
         joined = sum(int(each.get("joined") or 0) for each in reports)
         alone = sum(int(each.get("alone") or 0) for each in reports)
@@ -255,30 +255,30 @@ class ScriptRehearsal:
         if reports and not has_group:
             alone = alone or ranks
         if fault := find_training_fault(ended, alone, ranks):
-            yield Check(TRAINS, Result.FAIL, fault)
+            yield failed(TRAINS, fault)
             return
         losses = ended.losses
         group = "1 rank"
         if ranks > 1:
             group = f"{joined} of {ranks} ranks in the process group"
         if ended.last_step is None:
-            yield Check(TRAINS, Result.UNKNOWN, f"{group}; {self._no_steps}")
+            yield unknown(TRAINS, f"{group}; {self._no_steps}")
             return
         loss = ", no loss was reported"
         if losses:
             loss = f", loss {list(losses.values())[-1]:.4g}"
         if ranks > 1 and not joined:
             text = f"step {ended.last_step} was reached{loss}; {UNSEEN_GROUP}"
-            yield Check(TRAINS, Result.UNKNOWN, text)
+            yield unknown(TRAINS, text)
             return
-        yield Check(TRAINS, Result.PASS, f"{group}, up to step {ended.last_step}{loss}")
+        yield passed(TRAINS, f"{group}, up to step {ended.last_step}{loss}")
 
     def _judge_files(self, first: Interrupted) -> Check:
         files = first.files
         if not files and self.keeps and not first.is_by_itself:
             text = f"no file has appeared up to step {first.ended.last_step or 0}: let it save more often, or "
             text += self.driver.more_time
-            return Check(SAVES, Result.UNKNOWN, text)
+            return unknown(SAVES, text)
         if not files:
             lost = [
                 str(path["path"])
@@ -288,26 +288,26 @@ class ScriptRehearsal:
             text = "no file has appeared in /opt/ml/checkpoints"
             if lost:
                 text += f"; it has written {lost[0]}, which is not kept"
-            return Check(SAVES, Result.FAIL, text)
+            return failed(SAVES, text)
         if broken := damaged_archive(files):
             text = f"{broken} is damaged: write to another name, and rename the file"
-            return Check(SAVES, Result.FAIL, text)
+            return failed(SAVES, text)
         if problem := partial_state(files, self.driver.ranks):
-            return Check(SAVES, Result.FAIL, problem)
+            return failed(SAVES, problem)
         hosts = sorted({file.host for file in files})
         size = sum(file.size for file in files)
         text = f"{count(len(files), 'file')}, {format_size(size)}, on {', '.join(hosts)}"
         text += "; their content is the script's own and was not verified"
-        return Check(SAVES, Result.PASS, text)
+        return passed(SAVES, text)
 
     def _judge_stop(self, first: Interrupted) -> Check:
         ended = first.ended
         if first.is_by_itself:
             text = "the script ended before it could be stopped: give it more to train"
-            return Check(STOPS, Result.UNKNOWN, text)
+            return unknown(STOPS, text)
         if ended.stop_seconds > STOP_GRACE_SECONDS:
             text = f"the end took {ended.stop_seconds:.0f} s, longer than the notice of {STOP_GRACE_SECONDS} s"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         if not first.files:
             # Where the script or its job names a place for checkpoints, none may have been due yet.
             result = Result.UNKNOWN if self.keeps else Result.FAIL
@@ -315,17 +315,17 @@ class ScriptRehearsal:
         if ended.stop_seconds >= _TORCHRUN_SECONDS and not self.starts_ranks:
             text = f"the ranks did not end after SIGTERM, and torchrun killed them {_TORCHRUN_SECONDS:.0f} s later: "
             text += "what a script does after SIGTERM must take less"
-            return Check(STOPS, Result.FAIL, text)
+            return failed(STOPS, text)
         more = (ended.last_step or 0) - first.step
         if first.step and more > _MOST_STEPS_AFTER_SIGTERM:
             text = f"the script took {more} more steps after SIGTERM at step {first.step}: does it ignore the signal?"
-            return Check(STOPS, Result.UNKNOWN, text)
+            return unknown(STOPS, text)
         stopped = time.time()
         if ended.status.ended is not None:
             stopped = ended.status.ended.timestamp()
         age = max(0.0, stopped - max(file.modified for file in first.files))
         text = f"SIGTERM (seed {self.seed}): all processes ended after {ended.stop_seconds:.1f} s"
-        return Check(STOPS, Result.PASS, f"{text}; the newest file was {age:.1f} s old at the end")
+        return passed(STOPS, f"{text}; the newest file was {age:.1f} s old at the end")
 
     def _resume(self, interrupted: Interrupted) -> Ended:
         """Resume a run; return the run that has continued it.

@@ -14,7 +14,7 @@ from cloudtrain import catalog
 from cloudtrain.features.rehearsal.runs import STARTS, first_line
 from cloudtrain.job.requirements import Line, read_requirements
 from cloudtrain.planning.plan import Plan
-from cloudtrain.support.checks import Check, Result
+from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract.strict_json import load_json
 
@@ -78,15 +78,15 @@ def check_requirements(
     if requirements is None:
         return None
     if problem := find_contradiction(code, requirements):
-        return Check(STARTS, Result.FAIL, f"{requirements} does not resolve: {problem}")
+        return failed(STARTS, f"{requirements} does not resolve: {problem}")
     image = catalog.find_image(plan.image)
     if image is None:
         text = f"the Python of the job's own image is unknown: {requirements} not installed"
-        return Check(STARTS, Result.UNKNOWN, text)
+        return unknown(STARTS, text)
     python = find_python(image.python)
     if python is None:
         text = f"the image has Python {image.python}, which is not on this machine: {requirements} not installed"
-        return Check(STARTS, Result.UNKNOWN, text)
+        return unknown(STARTS, text)
     limit = min(seconds * _SHARE_FOR_PIP, _MOST_SECONDS)
     until = time.monotonic() + limit
 
@@ -104,7 +104,7 @@ def check_requirements(
         text = f"{requirements} could not be installed here: {first_line(str(error))}"
     finally:
         shutil.rmtree(environment, ignore_errors=True)
-    return Check(STARTS, Result.UNKNOWN, text)
+    return unknown(STARTS, text)
 
 
 def find_contradiction(code: Path, requirements: str) -> str:
@@ -133,7 +133,7 @@ def _install(
 ) -> Check:
     made = run([python, "-m", "venv", "--without-pip", str(environment)])
     if made.returncode != 0:
-        return Check(STARTS, Result.UNKNOWN, f"no virtual environment: {first_line(made.stderr)}")
+        return unknown(STARTS, f"no virtual environment: {first_line(made.stderr)}")
     torch = torch_of(image)
     _record_as_installed(environment, "torch", torch)
     options = [
@@ -156,16 +156,14 @@ def _install(
     }
     if "torch" in versions:
         text = f"{requirements} replaces torch {torch} of the image by {versions['torch']}, which was not rehearsed: "
-        return Check(
-            STARTS, Result.UNKNOWN, text + f"require packages that work with torch {torch}"
-        )
+        return unknown(STARTS, text + f"require packages that work with torch {torch}")
     done = run(pip)
     if done.returncode != 0:
         return _judge_failure(
             done, f"{requirements} resolves, and cannot be installed", requirements
         )
     text = f"{count(len(versions), 'package')} of {requirements} installed in a clean environment"
-    return Check(STARTS, Result.PASS, f"{text} of Python {image.python}")
+    return passed(STARTS, f"{text} of Python {image.python}")
 
 
 def _record_as_installed(environment: Path, name: str, version: str) -> None:
@@ -182,10 +180,10 @@ def _record_as_installed(environment: Path, name: str, version: str) -> None:
 def _judge_failure(done: subprocess.CompletedProcess[str], what: str, requirements: str) -> Check:
     if _UNREACHABLE.search(done.stderr):
         text = f"pip reaches no package index from here: {requirements} not installed"
-        return Check(STARTS, Result.UNKNOWN, text)
+        return unknown(STARTS, text)
     lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "error:" in line]
     text = first_line("\n".join(lines) or done.stderr)
     if _OF_THIS_MACHINE.search(done.stderr):
         text = f"{requirements} could not be installed on this machine: {text}"
-        return Check(STARTS, Result.UNKNOWN, text)
-    return Check(STARTS, Result.FAIL, f"{what}: {text}")
+        return unknown(STARTS, text)
+    return failed(STARTS, f"{what}: {text}")
