@@ -175,4 +175,4 @@ class Small(Task):
     done = cli("rehearse", path, *BOUNDED)
     (trains,) = [check for check in done.json["checks"] if check["name"] == "trains"]
     assert (done.code, trains["result"]) == (0, "unknown"), done.out
-    assert "a GPU here of 4.3 GB is too small" in trains["detail"]
+    assert "a GPU here is too small for the job" in trains["detail"]
