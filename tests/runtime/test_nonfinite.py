@@ -3,11 +3,11 @@
 import itertools
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import BestTracker
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
-from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
+from cloudtrain_runtime.training.nonfinite import NonfiniteGuard, is_fused
 from cloudtrain_runtime.training.schedules import (
     default_schedule,
     learning_rate_factor,
@@ -33,14 +33,19 @@ from cloudtrain_runtime.training.schedules import (
 NAN = float("nan")
 
 
-def guarded(folder: Path, gradients: list[float], limit: int) -> tuple[list[float], NonfiniteGuard]:
+def guarded(
+    folder: Path, gradients: list[float], limit: int, *, on_device: bool
+) -> tuple[list[float], NonfiniteGuard]:
     """Take a step for each gradient; return the learning rate of each step, and the guard. Batches are step numbers."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.ones_(model.weight)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    assert is_fused(optimizer)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 100)
     mesh = Mesh(replace(read_context({}), output_dir=folder))
-    guard = NonfiniteGuard(limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh)
+    guard = NonfiniteGuard(
+        limit, optimizer, torch.amp.GradScaler("cpu", enabled=False), mesh, on_device=on_device
+    )
     rates = []
     for number, gradient in enumerate(gradients, start=1):
         batches = list(guard.recording([torch.tensor(number)]))
@@ -52,26 +57,25 @@ def guarded(folder: Path, gradients: list[float], limit: int) -> tuple[list[floa
         assert torch.equal(before, model.weight.detach()) == (not math.isfinite(gradient))
         if advances_schedule:
             rate.step()
+    guard.settle()
     return rates, guard
 
 
-def test_a_skipped_step_does_not_move_the_schedule(tmp_path: Path) -> None:
+def test_a_step_skipped_on_the_device_is_known_a_step_later(tmp_path: Path) -> None:
     gradients = [1.0, NAN, NAN, 1.0, 1.0, NAN, 1.0, 1.0]
-    rates, guard = guarded(tmp_path, gradients, 2)
-    assert rates == pytest.approx([0.1, 0.099, 0.099, 0.099, 0.098, 0.097, 0.097, 0.096])
-    assert guard.state_dict() == {"in_row": 0, "skipped": 3, "owed": 0}
+    host_rates, host = guarded(tmp_path, gradients, 2, on_device=False)
+    device_rates, device = guarded(tmp_path, gradients, 2, on_device=True)
+    assert host_rates == pytest.approx([0.1, 0.099, 0.099, 0.099, 0.098, 0.097, 0.097, 0.096])
+    assert device_rates == pytest.approx([0.1, 0.099, 0.098, 0.098, 0.098, 0.097, 0.096, 0.096])
+    assert host.state_dict() == device.state_dict() == {"in_row": 0, "skipped": 3, "owed": 0}
 
 
-def test_a_schedule_leaves_out_what_a_checkpoint_owes(tmp_path: Path) -> None:
-    _, guard = guarded(tmp_path, [1.0], 1)
-    guard.load_state_dict({"in_row": 0, "skipped": 1, "owed": 1})
-    finite = torch.tensor(1.0)
-    assert [guard.step(number, finite, finite) for number in (2, 3)] == [False, True]
-
-
-def test_too_many_nonfinite_steps_end_the_run_with_the_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_too_many_nonfinite_steps_end_the_run_with_the_batch(
+    on_device: bool, tmp_path: Path
+) -> None:
     with pytest.raises(JobError, match=r"not finite in 2 steps in a row, the last is step 4"):
-        guarded(tmp_path, [1.0, 1.0, NAN, NAN, 1.0], 1)
+        guarded(tmp_path, [1.0, 1.0, NAN, NAN, 1.0], 1, on_device=on_device)
     [kept] = (tmp_path / "nonfinite").iterdir()
     assert kept.name == "step-4-rank-0.pt"
     content = torch.load(kept, weights_only=True)
@@ -80,13 +84,13 @@ def test_too_many_nonfinite_steps_end_the_run_with_the_batch(tmp_path: Path) -> 
 
 
 def test_a_resume_continues_the_count_of_nonfinite_steps(tmp_path: Path) -> None:
-    _, first = guarded(tmp_path, [NAN], 1)
+    _, first = guarded(tmp_path, [NAN], 1, on_device=True)
     state = json.loads(json.dumps(first.state_dict()))
-    assert state == {"in_row": 1, "skipped": 1, "owed": 0}
-    _, rest = guarded(tmp_path, [1.0], 1)
+    assert state == {"in_row": 1, "skipped": 1, "owed": 1}
+    _, rest = guarded(tmp_path, [1.0], 1, on_device=True)
     rest.load_state_dict(state)
     with pytest.raises(JobError, match="2 steps in a row"):
-        rest.step(2, torch.tensor(NAN), torch.tensor(NAN))
+        _ = [rest.step(2, torch.tensor(NAN), torch.tensor(NAN)), rest.settle()]
 
 
 def test_a_nonfinite_metric_is_never_the_best() -> None:
@@ -204,17 +208,23 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 def test_an_operation_without_a_deterministic_form_is_named() -> None:
-    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
-        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+    def put_twice(values: torch.Tensor) -> Any:
+        with determinism.explain_nondeterminism():
+            return values.put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+    with pytest.raises(JobError, match=r"train.deterministic: put_ has no deterministic form"):
+        put_twice(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="of another kind"), determinism.explain_nondeterminism():
+        raise RuntimeError("of another kind")
 
 
-def test_the_users_cublas_workspace_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    determinism.configure_cublas()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    determinism.configure_cublas()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+def test_the_users_cublas_workspace_is_kept() -> None:
+    environ = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    determinism.configure_cublas(environ)
+    assert environ == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
+    empty: dict[str, str] = {}
+    determinism.configure_cublas(empty)
+    assert empty == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
 
 def test_the_scale_of_shards_is_that_of_torch(tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_different_weights_are_found_at_the_next_save(
     assert {path.name for path in (tmp_path / "checkpoints").glob("step-*")} == {"step-00000001"}
 
 
+def test_a_buffer_that_differs_is_warned_of_once(tmp_path: Path) -> None:
+    found = train(Planted, 3, tmp_path, replace(JOB, batch_size=12), fault="buffer")
+    assert found.reason is None, found.text
+    warnings = [line for line in found.text.splitlines() if "buffers of the model" in line]
+    assert len(warnings) == 1
+    assert "at step 2: scale (on rank 2, unlike on most ranks)." in warnings[0]
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int8]
 )

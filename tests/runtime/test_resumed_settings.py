@@ -231,6 +231,16 @@ def test_ranks_alone_do_not_change_the_optimizer(train: Train, tmp_path: Path) -
     )
 
 
+def test_fields_that_the_task_does_not_read_are_named(train: Train) -> None:
+    task = Line(sgd(0.1), lambda each: lr_scheduler.StepLR(each, 3))
+    train(TRAIN, task, job={})
+    changed = replace(LONGER, learning_rate=1e-5, schedule="cosine")
+    found = train(changed, task, job={"learning_rate": 1e-5, "schedule": "cosine"})
+    warning = "warning: train.{} has changed, and {}() of the Task does not use it"
+    assert warning.format("learning_rate", "optimizer") in found.text
+    assert warning.format("schedule", "schedule") in found.text
+
+
 def test_fp16_after_fp32_scales_anew(train: Train) -> None:
     train(TRAIN, Line(), job={"workers": 0})
     assert len(train(replace(LONGER, precision="fp16"), Line(), job={"workers": 1}).rates) == 4

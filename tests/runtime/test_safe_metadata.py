@@ -257,6 +257,23 @@ def test_tensors_that_share_a_list_of_parts_are_refused() -> None:
         read_metadata(data)
 
 
+NESTED_KEY = b"}" + b")" + b"\x85" * 300_000 + b"Ns."
+"""A dict whose key is a tuple in a tuple, and so on: Python's hash of it overflows the C stack."""
+
+
+def test_a_key_that_is_nested_deeply_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        read_metadata(b"\x80\x02" + NESTED_KEY)
+    stored = io.BytesIO(serialize({"a": 1}, "x"))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(stored) as given, zipfile.ZipFile(packed, "w") as out:
+        for name in given.namelist():
+            is_pickle = name.endswith("data.pkl")
+            out.writestr(name, b"\x80\x02" + NESTED_KEY if is_pickle else given.read(name))
+    with pytest.raises(CheckpointError, match="nested deeper"):
+        deserialize(packed.getvalue(), "x")
+
+
 def test_a_size_that_is_copied_many_times_is_refused() -> None:
     """Each call of torch.Size would make a tuple of 60,000 numbers from the same bytes."""
     data = b"\x80\x02B" + (60_000).to_bytes(4, "little") + bytes(60_000) + b"q\x00("
@@ -277,7 +294,7 @@ def test_weights_of_a_torch_before_1_6_are_read() -> None:
     assert deserialize(out.getvalue(), "x")["a"].tolist() == [1, 1, 1]
 
 
-def test_metadata_of_many_entries_is_read() -> None:
+def test_large_metadata_is_not_nested_deeply() -> None:
     """A pickler adds to a dict in parts of a thousand."""
     entry = BytesStorageMetadata()
     count = 250_000

@@ -123,6 +123,19 @@ def test_saved_buffers_are_those_of_rank_0(tmp_path: Path) -> None:
     assert all(torch.equal(loaded["model"][name], value) for name, value in expected.items())
 
 
+def test_weights_that_differ_are_warned_of_at_a_save(tmp_path: Path) -> None:
+    """One rank changes a bias that DDP averages; the saves after it warn once."""
+    end = """
+with torch.no_grad():
+    model[0].bias += dist.get_rank()
+checkpoint.save(2, model=wrapped, optimizer=optimizer, force=True)
+checkpoint.save(3, model=wrapped, optimizer=optimizer, force=True)
+"""
+    text = start(tmp_path / "ml", str(tmp_path / "c"), 2, end, seconds=0.0)
+    assert text.count("the weights of the ranks are not equal") == 1
+    assert "are not equal at step 2: 0.bias. The checkpoint has those of rank 0." in text
+
+
 def test_a_rate_that_load_replaces_is_named(tmp_path: Path) -> None:
     uri = (tmp_path / "saved").as_uri()
     first = start(tmp_path / "first", uri, 1, seconds=0.0)

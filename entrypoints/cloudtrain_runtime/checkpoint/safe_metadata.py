@@ -8,6 +8,7 @@ else. Values that could not be loaded this way are rejected when they are saved.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
 import re
@@ -16,7 +17,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, BinaryIO, Self
 
 import torch
 from torch import nn
@@ -127,17 +128,11 @@ def load_plain(source: bytes | Path) -> Any:
     torch.save stores its entries as they are. A reader would also unpack compressed ones, into any amount of memory.
 
     Raises:
-        ValueError: an entry is compressed.
+        ValueError: an entry is compressed, or its values are nested deeply.
     """
     opened = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
     with opened as stream:
-        if zipfile.is_zipfile(stream):
-            with zipfile.ZipFile(stream) as archive:
-                for entry in archive.infolist():
-                    if entry.compress_type != zipfile.ZIP_STORED:
-                        raise ValueError("it is compressed")
-        stream.seek(0)
-        return torch.load(stream, map_location="cpu", weights_only=True)
+        return _load_plain(stream, stream.seek(0, os.SEEK_END))
 
 
 def load_state_dict(source: bytes | Path, name: str) -> Mapping[str, Any]:
@@ -162,6 +157,23 @@ def load_state_dict(source: bytes | Path, name: str) -> Mapping[str, Any]:
         kind = type(found).__name__
         raise CheckpointError(f"{name} holds a {kind}; save model.state_dict() instead")
     return found
+
+
+def _load_plain(stream: BinaryIO, length: int) -> Any:
+    """Return the value of a stream of so many bytes."""
+    if zipfile.is_zipfile(stream):
+        with zipfile.ZipFile(stream) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED:
+                    raise ValueError("it is compressed")
+                if entry.filename.endswith("data.pkl"):
+                    _check_pickle(archive.read(entry), length)
+    else:
+        stream.seek(0)
+        for _ in range(_LEGACY_PICKLES):
+            _check_pickle(stream, length)
+    stream.seek(0)
+    return torch.load(stream, map_location="cpu", weights_only=True)
 
 
 def _is_plain(value: Any) -> bool:
@@ -267,8 +279,35 @@ _RECORDS = {
 """Other names in DCP's metadata, by module. Seen in PyTorch 2.5 to 2.15, Python 3.11 to 3.14."""
 
 
+_PUSHES = frozenset(
+    {
+        *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT"),
+        *("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
+        *("EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "GLOBAL"),
+    }
+)  # fmt: skip
+_MEMO_WRITES = frozenset({"BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_MEMO_READS = frozenset({"BINGET", "LONG_BINGET"})
+_CONTAINS = {
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "REDUCE": 2,
+    "NEWOBJ": 2,
+    "NEWOBJ_EX": 3,
+    "STACK_GLOBAL": 2,
+    "BINPERSID": 1,
+}
+"""Values that an operation replaces by one that contains them."""
+_ADDS = {"BUILD": 1, "APPEND": 1, "SETITEM": 2}
+"""Values that an operation adds to the one below them."""
+_ADDS_ABOVE_MARK = frozenset({"APPENDS", "SETITEMS", "ADDITEMS"})
+_WITHOUT_EFFECT = frozenset({"PROTO", "FRAME", "STOP"})
+_DEEPEST = 200
 _MOST_DIMENSIONS = 64
 _LONGEST_PATH = 100
+_LEGACY_PICKLES = 5
+"""Pickles at the beginning of a file that torch before 1.6 has written: versions, the value, the storages' keys."""
 
 
 class _MetadataPickle(pickle.Unpickler):
@@ -303,7 +342,7 @@ def read_metadata(data: bytes) -> Metadata:
         CheckpointError: the bytes are something else; no code of them was run.
     """
     try:
-        _check_memo(data)
+        _check_pickle(data, len(data))
         return _metadata(_MetadataPickle(data).load(), most_chunks=len(data))
     except BROKEN as error:
         raise CheckpointError(
@@ -311,14 +350,94 @@ def read_metadata(data: bytes) -> Metadata:
         ) from None
 
 
-def _check_memo(data: bytes) -> None:
-    """Refuse a pickle that asks for much memory: the unpickler fills its memo up to the highest place.
+class _Depths:
+    """How deeply the values on the unpickler's stack are nested, as far as a sequence of operations has come.
 
-    Nine bytes can ask for 12 GB.
+    What is added to a list or dict after it was remembered does not count: neither has a hash.
     """
-    for operation, argument, _ in pickletools.genops(data):
-        if operation.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(data):
-            raise ValueError(f"place {argument} in the memo of {len(data)} bytes")
+
+    _MARK = -1
+
+    def __init__(self) -> None:
+        self._stack: list[int] = []
+        self._memo: dict[int, int] = {}
+
+    def add(self, name: str, argument: Any) -> None:
+        """Follow one operation.
+
+        Raises:
+            ValueError: a value is nested deeper than any of a checkpoint, or the operation is of no checkpoint.
+        """
+        stack = self._stack
+        # Most operations are of this kind, so the test comes first.
+        if name in _PUSHES:
+            stack.append(0)
+        elif name in _MEMO_WRITES:
+            place = len(self._memo) if argument is None else argument
+            self._memo[place] = stack[-1] if stack else 0
+        elif name in _MEMO_READS:
+            stack.append(self._memo.get(argument, 0))
+        elif name == "MARK":
+            stack.append(self._MARK)
+        elif name in _CONTAINS:
+            self._push_container(self._pop(_CONTAINS[name]))
+        elif name == "TUPLE":
+            self._push_container(self._pop_above_mark())
+        elif name in _ADDS:
+            self._add_to_top(self._pop(_ADDS[name]))
+        elif name in _ADDS_ABOVE_MARK:
+            self._add_to_top(self._pop_above_mark())
+        elif name not in _WITHOUT_EFFECT:
+            raise ValueError(f"the operation {name} is of no checkpoint")
+
+    def _pop(self, count: int) -> list[int]:
+        taken = self._stack[-count:]
+        del self._stack[-count:]
+        return taken
+
+    def _pop_above_mark(self) -> list[int]:
+        """Remove the last mark and what is above it; return the latter."""
+        taken = []
+        while self._stack:
+            depth = self._stack.pop()
+            if depth == self._MARK:
+                break
+            taken.append(depth)
+        return taken
+
+    def _push_container(self, content: list[int]) -> None:
+        self._stack.append(self._depth_around(content))
+
+    def _add_to_top(self, content: list[int]) -> None:
+        own = self._stack.pop() if self._stack else 0
+        self._stack.append(max(own, self._depth_around(content)))
+
+    def _depth_around(self, content: list[int]) -> int:
+        depth = max(content, default=self._MARK) + 1
+        if depth > _DEEPEST:
+            raise ValueError(f"its values are nested deeper than {_DEEPEST} levels")
+        return depth
+
+
+def _check_pickle(stream: bytes | IO[bytes], size: int) -> None:
+    """Refuse a pickle that would take much memory, or end the process.
+
+    The unpickler allocates and fills its memo up to the highest place: nine bytes can ask for 12 GB. A tuple that is
+    nested deeply overflows the C stack when it becomes a key, which needs its hash.
+
+    Args:
+        stream: The pickle, from where it begins.
+        size: Bytes of what it is in.
+
+    Raises:
+        ValueError: it is such a pickle, or none that Python's pickler or torch writes.
+    """
+    depths = _Depths()
+    for operation, argument, _ in pickletools.genops(stream):
+        name = operation.name
+        if name == "LONG_BINPUT" and int(argument or 0) > size:
+            raise ValueError(f"place {argument} in the memo of {size} bytes")
+        depths.add(name, argument)
 
 
 def _metadata(record: Any, most_chunks: int) -> Metadata:

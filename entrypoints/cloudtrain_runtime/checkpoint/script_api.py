@@ -29,6 +29,7 @@ from cloudtrain_runtime.checkpoint.optimizer_options import (
 from cloudtrain_runtime.checkpoint.safe_metadata import check_serializable
 from cloudtrain_runtime.contract import CheckpointConfig
 from cloudtrain_runtime.distributed.ddp_buckets import fix_buckets_of_script
+from cloudtrain_runtime.distributed.replica_check import ScriptReplicaCheck
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import read_run_config
@@ -125,6 +126,8 @@ def save(
         return False
     if step == script.saved_step and (not wait or script.checkpoints.is_complete(step)):
         return False
+    if script.context.world_size > 1:
+        script.replicas.warn(model, step)
     object_states = {name: each.state_dict() for name, each in objects.items() if each is not None}
     position = sampler.state_dict() if sampler is not None else None
     if script.settings:
@@ -185,6 +188,7 @@ class _Script:
         self.checkpoints = CheckpointManager(checkpoint, self.context)
         self.checkpoints.notice.start()
         self.rehearsal = Rehearsal(os.environ, self.context.rank)
+        self.replicas = ScriptReplicaCheck(self.context)
         self.is_stopping: bool | None = None
         self.saved_step = -1
         self.is_checked = False

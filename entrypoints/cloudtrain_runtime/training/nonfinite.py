@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -21,7 +23,26 @@ from cloudtrain_runtime.process.run_context import Context
 _MAX_NONFINITE_LOGS = 3
 """Nonfinite logged losses in a row that end the run: no training recovers from that."""
 
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers whose fused form reads `found_inf`."""
+
 _ADVICE = "lower the learning rate, lengthen train.warmup, set train.clip_grad_norm, or look for a bad sample"
+
+
+@dataclass(frozen=True)
+class _PendingStep:
+    """A step whose gradient norm has not been checked."""
+
+    # optimizer steps done, including this one
+    number: int
+    # this rank's share of the mean loss
+    loss: torch.Tensor
+    # of the global gradient, on the host or being copied there
+    norm: torch.Tensor
+    # at which the copy is complete; None if it is
+    ready: torch.cuda.Event | None
+    # this rank's micro-batches
+    batches: list[Any]
 
 
 class NonfiniteGuard:
@@ -29,12 +50,15 @@ class NonfiniteGuard:
 
     All ranks decide alike without communication, because the global norm is the same on all of them.
 
-    The norm is on the device, so the host waits for it in each step. The schedule does not count a skipped step.
+    The norm is on the device. If the optimizer can skip a step by itself (on a GPU, one with `fused=True`), the host
+    reads the norm one step later and does not wait for the device; otherwise it waits in each step. The schedule does
+    not count a skipped step; in the first case it is corrected one step later.
 
     Args:
         limit: Largest number of steps in a row that may be skipped.
         scaler: The loss scale of fp16. As long as it can be lowered, the steps that it skips are reported, but do not
             count towards the limit.
+        on_device: Whether the optimizer skips steps by itself; by default where that avoids waiting.
 
     Attributes:
         in_row: Skipped steps in a row.
@@ -48,16 +72,22 @@ class NonfiniteGuard:
         optimizer: torch.optim.Optimizer,
         scaler: LossScaler,
         mesh: Mesh,
+        *,
+        on_device: bool | None = None,
     ) -> None:
         self.in_row = 0
         self.skipped = 0
         self.last_loss: torch.Tensor | None = None
-        # The number of steps that the schedule must still leave out, which a checkpoint may have.
+        # The number of steps that the schedule must still leave out.
         self._owed = 0
         self._limit = limit
         self._optimizer = optimizer
         self._scaler = scaler
         self._mesh = mesh
+        if on_device is None:
+            on_device = mesh.context.device.type == "cuda" and is_fused(optimizer)
+        self._on_device = on_device
+        self._pending: _PendingStep | None = None
         self._batches: list[Any] = []
 
     def recording(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -75,17 +105,23 @@ class NonfiniteGuard:
         Raises:
             JobError: too many steps in a row were skipped.
         """
-        grad_norm = float(norm)
-        if math.isfinite(grad_norm):
-            self.in_row = 0
-            self.last_loss = loss
+        if self._on_device:
+            self._step_on_device(number, loss, norm)
+        elif self._is_finite(
+            _PendingStep(number=number, loss=loss, norm=norm, ready=None, batches=self._batches)
+        ):
             self._scaler.step(self._optimizer)
-        else:
-            self._skip(number, loss, grad_norm)
         if self._owed == 0:
             return True
         self._owed -= 1
         return False
+
+    def settle(self) -> None:
+        """Check the last step, if that is pending. All ranks call this together before a save."""
+        pending = self._pending
+        self._pending = None
+        if pending is not None:
+            self._is_finite(pending)
 
     def state_dict(self) -> dict[str, int]:
         """Return the state for a checkpoint."""
@@ -97,55 +133,66 @@ class NonfiniteGuard:
         self.skipped = state["skipped"]
         self._owed = state["owed"]
 
-    def _skip(self, number: int, share: torch.Tensor, grad_norm: float) -> None:
+    def _step_on_device(self, number: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        optimizer: Any = self._optimizer
+        optimizer.found_inf = torch.isfinite(norm).logical_not().float()
+        # With fp16 the scaler sets found_inf itself.
+        self._scaler.step(optimizer)
+        if hasattr(optimizer, "found_inf"):
+            del optimizer.found_inf
+        copy, ready = _to_host(norm)
+        step = _PendingStep(number=number, loss=loss, norm=copy, ready=ready, batches=self._batches)
+        self.settle()
+        self._pending = step
+
+    def _is_finite(self, step: _PendingStep) -> bool:
+        if step.ready is not None:
+            step.ready.synchronize()
+        if math.isfinite(float(step.norm)):
+            self.in_row = 0
+            self.last_loss = step.loss
+            return True
         self.skipped += 1
         self._owed += 1
         is_lowering_scale = self._scaler.is_enabled() and self._scaler.get_scale() > 1.0
         if not is_lowering_scale:
             self.in_row += 1
-        loss = float(self._mesh.mean(share))
+        loss = float(self._mesh.mean(step.loss))
         if self._mesh.context.is_main:
             scale = {}
             if self._scaler.is_enabled():
                 scale["loss_scale"] = self._scaler.get_scale()
             emit(
                 "skipped",
-                step=number,
+                step=step.number,
                 loss=loss,
-                grad_norm=grad_norm,
+                grad_norm=float(step.norm),
                 in_row=self.in_row,
                 **scale,
             )
         if self.in_row > self._limit:
-            self._fail(number, float(share))
+            self._fail(step)
+        return False
 
-    def _fail(self, number: int, share: float) -> None:
+    def _fail(self, step: _PendingStep) -> None:
         context = self._mesh.context
+        share = float(step.loss)
         finite = gather(math.isfinite(share), context)
         nonfinite_ranks = [rank for rank, is_finite in enumerate(finite) if not is_finite]
         # A finite loss can have a nonfinite gradient: then the batch of any rank may be the cause.
         if not nonfinite_ranks or context.rank in nonfinite_ranks:
-            self._save_batches(number, share)
+            _save_batches(step, share, context.rank, context.output_dir)
         whose = "all ranks"
         if nonfinite_ranks:
             plural = "s" if len(nonfinite_ranks) > 1 else ""
             whose = f"rank{plural} {', '.join(map(str, nonfinite_ranks))}"
         raise JobError(
-            f"the gradient was not finite in {self.in_row} steps in a row, the last is step {number}; "
+            f"the gradient was not finite in {self.in_row} steps in a row, the last is step {step.number}; "
             f"train.skip_nonfinite allows {self._limit}. The weights are those before these steps. "
             f"The micro-batches of {whose} are in output.tar.gz: "
-            f"nonfinite/step-{number}-rank-N.pt, for torch.load(weights_only=True). "
+            f"nonfinite/step-{step.number}-rank-N.pt, for torch.load(weights_only=True). "
             f"What to do: {_ADVICE}, and resume"
         )
-
-    def _save_batches(self, number: int, loss: float) -> None:
-        """Write this rank's micro-batches of the step to a file, as tensors on the CPU."""
-        rank = self._mesh.context.rank
-        path = self._mesh.context.output_dir / "nonfinite" / f"step-{number}-rank-{rank}.pt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        batches = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), self._batches)
-        torch.save({"step": number, "rank": rank, "loss": loss, "batches": batches}, path)
-        log_line(f"the micro-batches of step {number} on rank {rank} are saved in {path}")
 
 
 def are_weights_finite(
@@ -207,3 +254,30 @@ class LossMonitor:
                 f"warning: the loss of step {step} is not finite. No checkpoint is written while it is, and the run "
                 f"ends at the {_MAX_NONFINITE_LOGS}rd logged step in a row"
             )
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer can skip a step by itself: one of torch's, in its fused form."""
+    if not isinstance(optimizer, _FUSED):
+        return False
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def _to_host(norm: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """Start to copy a scalar to the host; return the copy, and the event at which it is complete."""
+    if norm.device.type != "cuda":
+        return norm.clone(), None
+    copy = torch.empty((), dtype=norm.dtype, pin_memory=True)
+    copy.copy_(norm, non_blocking=True)
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(norm.device))
+    return copy, event
+
+
+def _save_batches(step: _PendingStep, loss: float, rank: int, folder: Path) -> None:
+    """Write a rank's micro-batches of a step to a file, as tensors on the CPU."""
+    path = folder / "nonfinite" / f"step-{step.number}-rank-{rank}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    batches = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), step.batches)
+    torch.save({"step": step.number, "rank": rank, "loss": loss, "batches": batches}, path)
+    log_line(f"the micro-batches of step {step.number} on rank {rank} are saved in {path}")

@@ -35,6 +35,7 @@ from cloudtrain_runtime.training.best_checkpoint import LOWEST_LOSS
 from cloudtrain_runtime.training.schedules import JobSchedule
 
 _RATE = "lr"
+_FIRST_RATE = "initial_lr"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,27 @@ class Record:
     schedules: Mapping[str, Texts] = field(default_factory=dict)
     length: int | None = None
     metric: list[str] = field(default_factory=list)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the record as plain values."""
+        return {
+            "optimizers": dict(self.optimizers),
+            "schedules": dict(self.schedules),
+            "length": self.length,
+            "metric": self.metric,
+        }
+
+    @classmethod
+    def of_loaded(cls, optimizers: Mapping[str, Optimizer]) -> Record:
+        """Return the record for a checkpoint that has none, because an earlier version saved it."""
+        found = {}
+        for name, optimizer in optimizers.items():
+            groups = group_options(optimizer)
+            for group in groups:
+                # A schedule keeps the rate that it started with.
+                group[_RATE] = group.pop(_FIRST_RATE, group.get(_RATE))
+            found[name] = [as_texts(group) for group in groups]
+        return cls(found)
 
 
 class InitialSettings:
@@ -110,10 +132,15 @@ class InitialSettings:
         """
         recorded = found.objects.get(SETTINGS)
         own = self.record(length)
-        # The checkpoint of version 0.1 has no record: its settings count.
-        saved = own if recorded is None else Record(**recorded)
+        is_same_job = is_same_training(found.training, context.training)
+        if recorded is not None:
+            saved = Record(**recorded)
+        elif is_same_job:
+            saved = own
+        else:
+            saved = Record.of_loaded(self._optimizers)
         changes = list(_differences(saved, own))
-        is_same = is_same_training(found.training, context.training) and found.code == context.code
+        is_same = is_same_job and found.code == context.code
         if changes and is_same and found.world_size != context.world_size:
             # The run keeps its global batch, so it keeps the settings that fit this batch.
             for text in changes:
@@ -133,11 +160,31 @@ class InitialSettings:
             self._resume_one(name, optimizer, saved, state, own, step)
         for text in changes:
             yield f"{text} from step {step} on"
+        yield from self._unused(found.training, context.training, changes)
 
     def has_new_metric(self, found: Resumed) -> bool:
         """Return whether early stopping follows another metric than in the checkpoint."""
         recorded = found.objects.get(SETTINGS)
         return recorded is not None and recorded["metric"] != self.record(None).metric
+
+    def _unused(
+        self, saved: Mapping[str, Any], own: Mapping[str, Any], changes: list[str]
+    ) -> Iterator[str]:
+        """Yield a warning for each changed field that an optimizer or a schedule of the Task does not read."""
+        before = saved.get("train", {})
+        now = own.get("train", {})
+        is_own_schedule = len(self._states) == len(self._schedules)
+        unused = {
+            "learning_rate": ("optimizer", not any(text.startswith("optim") for text in changes)),
+            "schedule": ("schedule", is_own_schedule),
+            "warmup": ("schedule", is_own_schedule),
+        }
+        for field_name, (method, is_unused) in unused.items():
+            if is_unused and before.get(field_name) != now.get(field_name):
+                yield (
+                    f"warning: train.{field_name} has changed, and {method}() of the Task does not use it: "
+                    "the value there counts"
+                )
 
     def _resume_one(
         self, name: str, optimizer: Optimizer, saved: Record, state: Any, own: Record, step: int

@@ -29,7 +29,7 @@ from cloudtrain_runtime.distributed.parallelize import (
     distribute_model,
     gather_weights,
 )
-from cloudtrain_runtime.distributed.replica_check import require_equal_replicas
+from cloudtrain_runtime.distributed.replica_check import ReplicaCheck
 from cloudtrain_runtime.errors import CheckpointError, JobError
 from cloudtrain_runtime.metrics.meter import Meter
 from cloudtrain_runtime.metrics.profiler import StepProfiler
@@ -69,6 +69,7 @@ from cloudtrain_runtime.training.nonfinite import (
 from cloudtrain_runtime.training.optimizer_step import OptimizerStep, StepParts
 from cloudtrain_runtime.training.resumed_settings import InitialSettings
 from cloudtrain_runtime.training.schedules import advance_plateaus, make_schedule, step_metrics
+from cloudtrain_runtime.training.single_samples import warning_of_single_samples
 from cloudtrain_runtime.training.training_step import TrainingStep
 
 _LOG_EVERY_STEPS = 10
@@ -97,6 +98,7 @@ class Trainer:
         self.pipeline = built.pipeline
         # What model() has made trainable.
         self.trainable = self._read_trainable()
+        self.replicas = ReplicaCheck(self.model, self.mesh)
         # A sharded model sets its own precision and returns fp32.
         outer_precision = "fp32" if self.mesh.is_sharded else train.precision
         precision = autocast(outer_precision, context.device)
@@ -207,6 +209,7 @@ class Trainer:
             return TrainingStep(parts)
         return OptimizerStep(parts)
 
+    @determinism.explain_nondeterminism()
     def run(self) -> None:
         """Train from the newest checkpoint until the run ends or receives a notice to stop."""
         resumed = self._resume()
@@ -319,12 +322,16 @@ class Trainer:
         """Train until the end; return False if a notice to stop ended training before it."""
         if self._evaluate_if_due():
             return True
+        is_first = True
         while not self._is_at_end():
             self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                row = self._train_step(step)
+                watch = self._watching_batch_norm(step) if is_first else contextlib.nullcontext()
+                with watch:
+                    row = self._train_step(step)
+                is_first = False
                 self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
                 due = self.checkpoints.at_boundary(self.position.step, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
@@ -336,6 +343,19 @@ class Trainer:
                 if self._is_at_end():
                     break
         return True
+
+    def _watching_batch_norm(self, step: Step) -> contextlib.AbstractContextManager[None]:
+        """Return the context of the first step: it warns if a later one has a sample that batch norm refuses."""
+        is_watched = self.context.is_main and self.mesh.is_plain and not self.train.compile
+        length = self.feeder.length
+        if not is_watched or length is None or self.feeder.smallest_batch != 1:
+            return contextlib.nullcontext()
+        left = math.ceil((length - self.position.samples) / self.feeder.global_size)
+        if self.train.steps is not None and self.position.step + left > self.train.steps:
+            # The run ends before the last step of an epoch.
+            return contextlib.nullcontext()
+        samples = min(micro.samples for micro in step.plan.micro_batches)
+        return warning_of_single_samples(self.model, samples)
 
     def _is_at_end(self) -> bool:
         step = self.position.step
@@ -530,7 +550,7 @@ class Trainer:
                 # The run may end here, and that save holds its last good state.
                 self.checkpoints.wait_for_save()
             return
-        require_equal_replicas(self.model, self.mesh, step, self._wait_for_newest)
+        self.replicas.require_equal(step, self._wait_for_newest)
         self.mesh.share_buffers(self.model)
         trainable = self._read_trainable()
         changed = {name: each for name, each in trainable.items() if each != self.trainable[name]}
@@ -569,7 +589,7 @@ class Trainer:
         return {
             "scaler": self.scaler.state_dict(),
             "schedule": states.get("", states),
-            SETTINGS: asdict(self.settings.record(self.last_step)),
+            SETTINGS: self.settings.record(self.last_step).to_plain(),
         }
 
     def _is_state_finite(self) -> bool:
@@ -590,6 +610,7 @@ class Trainer:
         """
         loss = self.last_loss
         if self.guard is not None:
+            self.guard.settle()
             loss = self.guard.last_loss
             if at_end and 0 < self.position.step <= self.guard.skipped:
                 return "training loss is"
