@@ -400,7 +400,7 @@ class LocalBackend(OnlyRuns):
     ) -> Iterator[LogLine]:
         """Yield the selected log lines of all hosts, each once.
 
-        Only events and timestamps have times here (see `HostLog`). With `since`, the lines up to the last older event
+        Only events have times here (see `HostLog`). With `since`, the lines up to the last older event
         are skipped, and all lines of a file that was modified before.
         """
         # Local files have no outages.

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from pathlib import Path
 
 from cloudtrain.backends.container.log_lines import LineTail
-from cloudtrain.runs.log_lines import LogLine, split_rank
+from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.support.run_id import submitted_at
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 
-_TIMESTAMP = re.compile(
-    r"[\[(]?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)(Z|[+-]\d\d:?\d\d)?(?!\d)"
-)
 _TOLERANCE_SECONDS = 60.0
 
 
 class HostLog:
     """Reads the new lines of a host's log, which records no times.
 
-    A line has the time of its event or of the timestamp that it begins with. Other lines have the newest time that is
+    A line has the time of its event. Other lines have the newest time that is
     known to be before them, so that the times of a host never decrease.
 
     Args:
@@ -52,7 +47,7 @@ class HostLog:
         self._newest = max(self._newest, at_least)
         for line in self._tail.read(final=final):
             text = line.decode("utf-8", "replace").rstrip("\r")
-            own = _event_time(text) if EVENT_PREFIX in text else _timestamp(text)
+            own = _event_time(text) if EVENT_PREFIX in text else None
             # A time before the run or after the last change of the log is data that the job prints.
             if (
                 own is not None
@@ -101,14 +96,3 @@ def find_since(path: Path, since: float) -> int:
 def _event_time(text: str) -> float | None:
     event = parse_event(text)
     return None if event is None else event.get("time")
-
-
-def _timestamp(text: str) -> float | None:
-    """Return the time that a line begins with, after the prefix of its rank. Without a zone it is local time."""
-    match = _TIMESTAMP.match(split_rank(text)[1])
-    if match is None:
-        return None
-    try:
-        return datetime.fromisoformat(match[1].replace(",", ".") + (match[2] or "")).timestamp()
-    except (ValueError, OverflowError):
-        return None
