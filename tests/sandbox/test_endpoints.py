@@ -68,7 +68,7 @@ def test_invalid_requests_are_refused_as_by_aws(sandbox: Served) -> None:
     message = refusal(
         client.create_model, ModelName="a_b", PrimaryContainer=missing, ExecutionRoleArn=role
     )
-    assert "Value 'a_b' at 'modelName' failed to satisfy constraint" in message
+    assert "Value at 'modelName' failed to satisfy constraint: 'a_b'" in message
     create_model(sandbox, "refused")
     config = client.create_endpoint_config
     both = variants(
@@ -80,7 +80,7 @@ def test_invalid_requests_are_refused_as_by_aws(sandbox: Served) -> None:
         config, EndpointConfigName="c", ProductionVariants=unknown
     )
     large = variants("refused", ServerlessConfig={"MemorySizeInMB": 9999, "MaxConcurrency": 1})
-    assert "less than or equal to 6144" in refusal(
+    assert "AWS allows at most 6144" in refusal(
         config, EndpointConfigName="c", ProductionVariants=large
     )
     message = refusal(client.create_endpoint, EndpointName="e", EndpointConfigName="nothing")

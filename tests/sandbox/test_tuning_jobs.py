@@ -196,7 +196,7 @@ def test_a_tuning_job_fails_when_all_trials_fail(sandbox: Served) -> None:
     [
         (
             lambda r: r.update(HyperParameterTuningJobName="x" * 33),
-            "hyperParameterTuningJobName' failed to satisfy constraint: Member must have length less than or",
+            "hyperParameterTuningJobName' failed to satisfy constraint: AWS allows at most 32 characters",
         ),
         (
             lambda r: r["HyperParameterTuningJobConfig"]["HyperParameterTuningJobObjective"].update(

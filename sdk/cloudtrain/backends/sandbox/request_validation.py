@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cloudtrain.backends.sandbox.process import ACCOUNT
-from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_request, limit_of
+from cloudtrain.catalog.service_limits import TRAINING_JOB, Violation, check_request
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 
@@ -67,7 +67,7 @@ def check_model(request: Mapping[str, Any], shape: str) -> None:
         ) from None
     if violations:
         errors = "error" if len(violations) == 1 else "errors"
-        found = "; ".join(_constraint(request, each, shape) for each in violations)
+        found = "; ".join(_constraint(each) for each in violations)
         raise validation_error(f"{len(violations)} validation {errors} detected: {found}")
 
 
@@ -97,42 +97,14 @@ def missing_input_error(uri: str, region: str, role: str, cause: str) -> Service
     )
 
 
-def _constraint(request: Mapping[str, Any], violation: Violation, operation: str) -> str:
-    """Return AWS's sentence about one violation."""
+def _constraint(violation: Violation) -> str:
     path = violation.path
-    value: Any = request
-    try:
-        for part in path:
-            value = value[part]
-    except (KeyError, IndexError):
-        value = None
     mapping = next((index for index, part in enumerate(path) if part in _MAPPING_FIELDS), len(path))
     # The keys of a mapping are the user's.
     name = ".".join(
         str(part) if index > mapping else _camel(part) for index, part in enumerate(path)
     )
-    if value is None:
-        return f"Value null at '{name}' failed to satisfy constraint: Member must not be null"
-    members = [
-        "[]" if isinstance(part, int) or index > mapping else part
-        for index, part in enumerate(path)
-    ]
-    try:
-        shape = {} if violation.is_key else limit_of(*members, of=operation)
-    except KeyError:
-        # A field that the model lacks.
-        shape = {}
-    if violation.bound is not None and violation.got is not None and shape:
-        size = "value" if isinstance(value, int | float) else "length"
-        side = "greater" if violation.got < violation.bound else "less"
-        rule = f"have {size} {side} than or equal to {violation.bound}"
-    elif "enum" in shape:
-        rule = f"satisfy enum value set: [{', '.join(shape['enum'])}]"
-    elif "pattern" in shape:
-        rule = f"satisfy regular expression pattern: {shape['pattern']}"
-    else:
-        return f"Value at '{name}' failed to satisfy constraint: {violation.message}"
-    return f"Value '{value}' at '{name}' failed to satisfy constraint: Member must {rule}"
+    return f"Value at '{name}' failed to satisfy constraint: {violation.message}"
 
 
 def _camel(part: str | int) -> str:
