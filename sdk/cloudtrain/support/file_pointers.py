@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import random
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,15 +27,6 @@ _LFS = re.compile(
 _ANNEX = re.compile(rb"(\.\./)*(\.git)?/annex/objects/")
 _DVC_OUT = re.compile(r"^[ -]*path:[ ]*(?P<path>.+?)[ ]*$", re.MULTILINE)
 _SUBMODULE = re.compile(r"^\s*path\s*=\s*(?P<path>.+?)\s*$", re.MULTILINE)
-_NEVER_EMPTY = frozenset(
-    (
-        *(".arrow", ".avro", ".feather", ".orc", ".parquet"),
-        *(".gz", ".tar", ".tgz", ".xz", ".zip", ".zst"),
-        *(".h5", ".hdf5", ".npy", ".npz", ".onnx", ".pt", ".pth", ".safetensors"),
-        *(".flac", ".jpeg", ".jpg", ".mp3", ".mp4", ".png", ".tif", ".tiff", ".wav", ".webp"),
-    )
-)
-"""Suffixes of formats whose files begin with a header."""
 _ABOUT_DATA = re.compile(r"(^|/)(\.|readme|licen[cs]e|notice)|\.(md|rst|dvc)$", re.IGNORECASE)
 """Files about the data, such as README.md and .gitattributes."""
 
@@ -68,7 +58,6 @@ _LINK = PointerKind(
     "are links without a target",
     "fetch the target, for example with git annex get or dvc pull",
 )
-_EMPTY = PointerKind("is empty", "are empty", "fetch the content, or delete the file")
 
 
 class Pointers(NamedTuple):
@@ -145,7 +134,7 @@ def find_pointers(root: Path) -> Pointers:
     files = list(itertools.islice(listed, MAX_FILES))
     sample = list(itertools.islice(_sample(files), _MAX_LOOKED_INTO))
     for file in sample:
-        if (kind := _kind_of_file(file)) is not None:
+        if (kind := pointer_kind_of(file.path)) is not None:
             found.setdefault(kind, []).append(file.name)
     for file in files:
         if file.name.endswith(".dvc"):
@@ -164,24 +153,13 @@ def find_pointers(root: Path) -> Pointers:
 
 
 def _sample(files: Iterable[DataFile]) -> Iterator[DataFile]:
-    """Yield some files of each folder and suffix: drawn, but always the same ones."""
+    """Yield the first files of each folder and suffix."""
     groups: dict[tuple[str, str], list[DataFile]] = {}
     for file in files:
         folder, _, base = file.name.rpartition("/")
         groups.setdefault((folder, os.path.splitext(base)[1]), []).append(file)  # noqa: PTH122 (often)
-    draw = random.Random(0)  # noqa: S311 (no secret)
     for group in groups.values():
-        if len(group) <= _IN_GROUP:
-            yield from group
-        else:
-            yield from sorted(draw.sample(group, _IN_GROUP))
-
-
-def _kind_of_file(file: DataFile) -> PointerKind | None:
-    kind = pointer_kind_of(file.path)
-    if kind is not None or file.path.suffix.lower() not in _NEVER_EMPTY:
-        return kind
-    return _EMPTY if _size(file.path) == 0 else None
+        yield from group[:_IN_GROUP]
 
 
 def _unfetched(file: DataFile) -> Iterator[str]:
