@@ -177,7 +177,8 @@ def check_event(content: Any) -> dict[str, Any] | None:
     """Return an event without fields of a wrong type; None if a required field is missing or wrong."""
     if not isinstance(content, dict) or not isinstance(content.get("event"), str):
         return None
-    kind = _FORMER_KINDS.get(content["event"], content["event"])
+    name = str(content["event"])
+    kind = _FORMER_KINDS.get(name, name)
     try:
         return _CHECKS.get(kind, _UNKNOWN)({**content, "event": kind})
     except MismatchError:

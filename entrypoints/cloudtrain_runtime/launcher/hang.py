@@ -277,9 +277,7 @@ class HangWatchdog:
                 )
             )
             head = f"rank {each.rank} on {self._host}, process {each.pid}, state {letter}, step {each.step}\n"
-            (self._tree.hang / f"rank-{each.rank}.txt").write_text(
-                head + _kernel_function(each.pid) + text + "\n"
-            )
+            (self._tree.hang / f"rank-{each.rank}.txt").write_text(f"{head}\n{text}\n")
         pipes = len(list(folder.glob(f"{_PIPE}*")))
         seconds = _TRACES_SECONDS if pipes else 0.0
         _wait(seconds, lambda: len(list(folder.glob(f"{_TRACE}*"))) >= pipes)
@@ -365,14 +363,6 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _kernel_function(pid: int) -> str:
-    """Return a line with the kernel function in which a process sleeps, if it is known."""
-    function = _read(Path(f"/proc/{pid}/wchan")).strip()
-    if function in ("", "0"):
-        return "\n"
-    return f"kernel: {function}\n\n"
 
 
 def _write_failure(tree: MlTree, text: str) -> None:

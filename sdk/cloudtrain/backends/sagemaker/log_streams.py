@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,6 @@ from cloudtrain_runtime.contract.aws_codes import code_of
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 """Source: "Log Groups and Streams That Amazon SageMaker AI Logs", SageMaker developer guide, 2026."""
-
-_PAGES_PER_COLLECTION = 16
-"""Failed calls leave reference cycles of exceptions and incomplete pages, which Python would keep for long. A
-collection takes some hundredths of a second."""
 
 _INCOMPLETE_ATTEMPTS = 3
 PAGE_FIELDS = ("events", "nextForwardToken", "nextBackwardToken")
@@ -91,7 +86,6 @@ class LogStream:
     _token: str | None = None
     _events_read: int = 0
     _events_to_skip: int = 0
-    _pages: int = 0
 
     @property
     def host(self) -> str:
@@ -125,9 +119,6 @@ class LogStream:
         again = min(self._events_to_skip, len(events))
         self._events_to_skip = 0 if self.is_at_end else self._events_to_skip - again
         self._events_read += len(events) - again
-        self._pages += 1
-        if self._pages % _PAGES_PER_COLLECTION == 0:
-            gc.collect()
         return events[again:]
 
     def _get_page(self, client: Any) -> Mapping[str, Any] | None:
