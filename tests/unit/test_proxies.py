@@ -107,7 +107,7 @@ def test_requests_to_aws_use_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CloudError) as caught, aws_errors("find the account"):
         client.get_caller_identity()
     assert "http://***:***@127.0.0.1:9" in caught.value.message
-    assert caught.value.hint.startswith("the proxy is that of HTTPS_PROXY: correct it")
+    assert "requests go through the proxy of HTTPS_PROXY: correct it" in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_requests_to_aws_use_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
                 proxy_url=PROXY, error=ProxyError("x", OSError("Tunnel connection failed: 403"))
             ),
             f'could not try: Failed to connect to proxy URL: "{PROXY}" (Tunnel connection failed: 403)',
-            "the proxy is that of HTTPS_PROXY and HTTP_PROXY: correct it",
+            "check the network, the region and AWS_ENDPOINT_URL; requests go through the proxy of HTTPS_PROXY",
         ),
         (
             exceptions.ConnectTimeoutError(endpoint_url=AWS),
@@ -128,7 +128,7 @@ def test_requests_to_aws_use_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             exceptions.SSLError(endpoint_url=AWS, error="self-signed certificate"),
             f"could not try: SSL validation failed for {AWS} self-signed certificate",
-            "requests go through the proxy of HTTPS_PROXY; if it replaces certificates, name ",
+            "check the network, the region and AWS_ENDPOINT_URL; requests go through the proxy of HTTPS_PROXY",
         ),
     ],
     ids=lambda value: type(value).__name__,

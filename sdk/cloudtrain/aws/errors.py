@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.credential_errors import Problem, find_credential_problem, missing_credentials
 from cloudtrain.aws.iam_actions import ACTIONS
 from cloudtrain.errors import CloudError, CredentialsError, NoCapacityError, UnreachableError
-from cloudtrain.support.proxies import proxy_variable_for, proxy_variables
+from cloudtrain.support.proxies import proxy_variable_for
 from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_BUCKET, TRANSIENT, code_of
 
 if TYPE_CHECKING:
@@ -165,22 +164,15 @@ def _describe_connection(error: Exception) -> str:
 
 def _connection_hint(error: Exception) -> str:
     """Return what to check after an error of botocore that is no answer of AWS."""
-    from botocore import exceptions
-
-    fields = getattr(error, "kwargs", {})
-    if isinstance(error, exceptions.ProxyConnectionError):
-        names = " and ".join(proxy_variables(os.environ, fields["proxy_url"]))
-        if names:
-            return f"the proxy is that of {names}: correct it, or list hosts that need no proxy in NO_PROXY"
-    variable = proxy_variable_for(str(fields.get("endpoint_url", "")))
+    # An error of the proxy itself does not name the address of AWS.
+    url = str(getattr(error, "kwargs", {}).get("endpoint_url") or "https://amazonaws.com")
+    variable = proxy_variable_for(url)
     if not variable:
         return _NETWORK_HINT
-    if isinstance(error, exceptions.SSLError):
-        return (
-            f"requests go through the proxy of {variable}; if it replaces certificates, name the file of its "
-            "certificate authority in AWS_CA_BUNDLE"
-        )
-    return f"{_NETWORK_HINT}; requests go through the proxy of {variable}"
+    return (
+        f"{_NETWORK_HINT}; requests go through the proxy of {variable}: correct it, list hosts that need no proxy in "
+        "NO_PROXY, or name the file of its certificate authority in AWS_CA_BUNDLE"
+    )
 
 
 def missing_credentials_error() -> CredentialsError:

@@ -36,18 +36,6 @@ def exclude_loopback(environ: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys((_EXCEPTIONS_VARIABLE, _EXCEPTIONS_VARIABLE.upper()), ",".join(hosts))
 
 
-def proxy_variables(environ: Mapping[str, str], proxy: str) -> tuple[str, ...]:
-    """Return the variables that name a proxy, such as `HTTPS_PROXY`.
-
-    Args:
-        environ: Environment variables.
-        proxy: URL of the proxy; user and password may be masked.
-    """
-    found = (_variable(environ, name) for name in ("https_proxy", "http_proxy"))
-    place = _place(proxy)
-    return tuple(name for name in found if name and _place(environ[name]) == place)
-
-
 def proxy_variable_for(url: str) -> str:
     """Return the variable of this process whose proxy requests to a URL go through; empty if they go directly."""
     # Slow to import, and rarely needed.
@@ -66,8 +54,3 @@ def _value(environ: Mapping[str, str], name: str) -> str:
 def _variable(environ: Mapping[str, str], name: str) -> str:
     """Return the spelling of a variable that counts: in lowercase letters, else in capitals; empty if it is not set."""
     return next((each for each in (name, name.upper()) if environ.get(each)), "")
-
-
-def _place(url: str) -> str:
-    """Return host and port of a proxy, which may be written without a scheme."""
-    return urlsplit(url if "://" in url else f"//{url}").netloc.rpartition("@")[2]
