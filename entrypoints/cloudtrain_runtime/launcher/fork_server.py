@@ -13,7 +13,6 @@ import importlib
 import os
 import runpy
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -83,20 +82,14 @@ class ForkServer:
         """Fork a process that runs a script with this environment, as `python script` would.
 
         Raises:
-            RuntimeError: The server has ended, and so has the one that was started in its place.
+            RuntimeError: The server has ended.
         """
         request = dump_json({"script": script, "environ": dict(environ)}).encode()
         try:
             return self._request(request)
         except (OSError, EOFError):
             self._lose_workers()
-        interpreter = self._start_again()
-        try:
-            return self._request(request)
-        except (OSError, EOFError):
-            interpreter.kill()
-            interpreter.wait()
-        raise RuntimeError("the process that forks the ranks ends whenever it is started")
+            raise RuntimeError("the process that forks the ranks has ended") from None
 
     def receive(self, seconds: float = 0.0) -> None:
         """Take the exit codes that have arrived; if there is none, wait so long for one."""
@@ -129,16 +122,6 @@ class ForkServer:
     def _lose_workers(self) -> None:
         self.exit_codes |= dict.fromkeys(self._running, _LOST)
         self._running.clear()
-
-    def _start_again(self) -> subprocess.Popen[bytes]:
-        """Start a server in an interpreter of its own: this process has threads by now, so it cannot be forked."""
-        self._channel.close()
-        self._channel, theirs = Pipe()
-        end = theirs.fileno()
-        command = [sys.executable, "-m", __name__, str(end)]
-        interpreter = subprocess.Popen(command, pass_fds=[end])
-        theirs.close()
-        return interpreter
 
 
 def start_server() -> ForkServer:
@@ -268,10 +251,3 @@ def _exit_code(value: str | int | None) -> int:
         return value
     print(value, file=sys.stderr)
     return 1
-
-
-if __name__ == "__main__":
-    # As in the agent, of which the first server is a fork.
-    gc.disable()
-    _import_torch()
-    _run_server(Connection(int(sys.argv[1])))
