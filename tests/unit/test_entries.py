@@ -207,6 +207,34 @@ def test_a_command_starts_once_per_instance(cli: Cli, folder: Path) -> None:
     assert not any("shows no sign" in text for text in planned["warnings"])
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("[torchrun, train.py]", "--nnodes"),
+        ("[python, -m, torch.distributed.run, --node-rank, $RANK, train.py]", "--nnodes"),
+        ("[accelerate, launch, train.py]", "--num_machines"),
+        ("[torchrun, --nnodes=$WORLD_SIZE, train.py]", ""),
+        ("[accelerate, launch, --num-machines, '2', train.py]", ""),
+        ("[accelerate, launch, --config_file, a.yaml, train.py]", ""),
+        ("[torchrun, train.py], env: {PET_NNODES: '2'}", ""),
+        ("[bash, train.sh]", ""),
+    ],
+)
+def test_a_launcher_that_joins_no_hosts_has_a_warning(
+    cli: Cli, folder: Path, command: str, option: str
+) -> None:
+    write_tree(folder / "code", train_py="", **{"train.sh": "", "a.yaml": ""})
+    (folder / "job.yaml").write_text(
+        f"name: demo\ncode: {{directory: code, command: {command}}}\n{CLUSTER}"
+    )
+    for instances in ("1", "2"):
+        words = ("plan", folder / "job.yaml", "--json", "--instances", instances)
+        warnings = cli(*words).json["warnings"]
+        found = [text for text in warnings if "trains a model of its own. Add" in text]
+        assert bool(found) == bool(option and instances == "2"), warnings
+        assert all(f"has no {option}: each of the 2 instances" in text for text in found)
+
+
 RANKS = "RANK, LOCAL_RANK and WORLD_SIZE"
 
 

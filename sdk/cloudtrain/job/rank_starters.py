@@ -17,6 +17,7 @@ class RankStarter:
         modules: Modules that do the same by `python -m MODULE`.
         functions: Functions in Python that do the same.
         texts: Words by which a text or list in a script starts ranks, where not each of its commands does.
+        hosts_options: Options by which it joins the ranks of several hosts, of which the first is their number.
         is_word: Whether its name alone may be something else in a script, such as a package or a model.
     """
 
@@ -25,20 +26,26 @@ class RankStarter:
     modules: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     texts: tuple[tuple[str, ...], ...] = ()
+    hosts_options: str = ""
     is_word: bool = False
 
 
+_TORCHRUN_HOSTS = (
+    "--nnodes $WORLD_SIZE --node-rank $RANK --master-addr $MASTER_ADDR --master-port $MASTER_PORT"
+)
 _STARTERS = (
-    RankStarter(name="torchrun", commands=(("torchrun",),)),
+    RankStarter(name="torchrun", commands=(("torchrun",),), hosts_options=_TORCHRUN_HOSTS),
     RankStarter(
         name="torch.distributed.run",
         modules=("torch.distributed.run",),
         functions=("torch.distributed.run.main", "torch.distributed.run.run"),
+        hosts_options=_TORCHRUN_HOSTS,
     ),
     RankStarter(
         name="torch.distributed.launch",
         modules=("torch.distributed.launch",),
         functions=("torch.distributed.launch.main",),
+        hosts_options=_TORCHRUN_HOSTS,
     ),
     RankStarter(
         name="accelerate launch",
@@ -47,6 +54,10 @@ _STARTERS = (
         functions=(
             "accelerate.commands.launch.launch_command",
             "accelerate.commands.launch.main",
+        ),
+        hosts_options=(
+            "--num_machines $WORLD_SIZE --machine_rank $RANK --main_process_ip $MASTER_ADDR "
+            "--main_process_port $MASTER_PORT"
         ),
     ),
     RankStarter(
@@ -89,6 +100,9 @@ TRAINING_PROGRAMS = tuple(
     dict.fromkeys(words[0] for each in _STARTERS if not each.texts for words in each.commands)
 )
 """Programs each of whose commands trains, or prepares it."""
+
+HOSTS_OPTIONS = {each.name: each.hosts_options for each in _STARTERS if each.hosts_options}
+"""Options that join several hosts, by the name of the launcher; without the first of them each host trains alone."""
 
 _BY_COMMAND = {words: each.name for each in _STARTERS for words in each.commands}
 _BY_MODULE = {module: each.name for each in _STARTERS for module in each.modules}

@@ -11,7 +11,8 @@ from cloudtrain import catalog
 from cloudtrain.errors import nearest
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
-from cloudtrain.job.launcher_choice import OWN, TORCHRUN, choose_launcher
+from cloudtrain.job.launcher_choice import OWN, TORCHRUN, choose_launcher, find_rank_starter
+from cloudtrain.job.rank_starters import HOSTS_OPTIONS
 from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.sections.reporting import qualified_name
 from cloudtrain.job.spec import JobSpec
@@ -238,11 +239,38 @@ def decide_launcher(spec: JobSpec, processes: int | None) -> Step[str]:
         yield error(
             ("code", "launcher"), message, "remove cluster.processes_per_instance, or this field"
         )
+    if processes == 1:
+        yield from _warn_of_lone_hosts(spec)
     gets = "gets" if choice.name == TORCHRUN else "does not get"
     yield decision(
         f"launcher: {choice.name}, {choice.why}: the command {gets} RANK, LOCAL_RANK and WORLD_SIZE"
     )
     return choice.name
+
+
+def _warn_of_lone_hosts(spec: JobSpec) -> Iterator[Diagnostic]:
+    """Warn of a launcher that starts ranks on several instances without an option that joins them."""
+    code = spec.code
+    instances = spec.cluster.preferred_instances
+    starter = find_rank_starter(code.command or ())
+    if (
+        starter is None
+        or starter not in HOSTS_OPTIONS
+        or instances == 1
+        or "PET_NNODES" in code.env
+    ):
+        return
+    names = [f"--{name}" for name in code.args] if isinstance(code.args, dict) else code.args
+    given = {
+        str(word).partition("=")[0].replace("-", "_") for word in (*(code.command or ()), *names)
+    }
+    options = HOSTS_OPTIONS[starter]
+    own = options.partition(" ")[0]
+    # A file with the configuration of accelerate may have the number, too.
+    if given.isdisjoint(each.replace("-", "_") for each in (own, "--config_file")):
+        yield warning(
+            f"{starter} has no {own}: each of the {instances} instances trains a model of its own. Add {options}"
+        )
 
 
 def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> Iterator[Diagnostic]:
