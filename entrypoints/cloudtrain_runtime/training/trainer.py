@@ -120,7 +120,6 @@ class Trainer:
         self.evaluator = Evaluator(
             task=task,
             datasets=self.datasets,
-            seed=train.seed,
             mesh=self.mesh,
             built=built,
             autocast=precision,
