@@ -31,6 +31,9 @@ from cloudtrain_runtime.contract.json_checks import (
 )
 from cloudtrain_runtime.contract.strict_json import check_depth, dump_json
 
+Event = Mapping[str, Any]
+"""An event from `parse_event` or `check_event`, whose fields have the types of the schema."""
+
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
 _EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from cloudtrain.console.status_fields import (
-    Row,
     alarm_rows,
     as_one_line,
     checkpoint_row,
@@ -26,6 +25,7 @@ from cloudtrain.console.status_fields import (
     step_row,
     warning_rows,
 )
+from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_columns, print_message, progress_bar
-from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _cluster(plan: Plan) -> str:
     return f"{cluster.instances} {where}, {each or '?'} {ranks} each, world size {world_size}"
 
 
-def _training_rows(plan: Plan) -> list[tuple[str, str]]:
+def _training_rows(plan: Plan) -> list[Row]:
     """Return the rows about the length of the training, its parallel layout and its batch, where they are known."""
     rows = []
     if plan.length.steps is not None or plan.length.epochs is not None:
@@ -133,7 +133,7 @@ def print_warnings(plan: Plan) -> None:
         print_message(f"warning: {warning}")
 
 
-def _rehearsal_rows(plan: Plan) -> list[tuple[str, str]]:
+def _rehearsal_rows(plan: Plan) -> list[Row]:
     """Return the receipt of the rehearsal; `none` only for a plan that warns about it."""
     from cloudtrain.client.receipts import is_worth_rehearsing
 
@@ -144,7 +144,7 @@ def _rehearsal_rows(plan: Plan) -> list[tuple[str, str]]:
     return [("rehearsal", "none for this code and request")]
 
 
-def _setting_rows(plan: Plan) -> list[tuple[str, str]]:
+def _setting_rows(plan: Plan) -> list[Row]:
     """Return one row per setting from a variable or file, with its value and source; none for a local run."""
     places = {each.name: f"{each.file}:{each.line}" for each in plan.settings_beside_job}
     rows = []
@@ -178,7 +178,7 @@ def _secret(name: str, reference: SecretConfig) -> str:
     return f"{name} = secret {reference.secret}{key}{stage}"
 
 
-def _source_rows(plan: Plan) -> list[tuple[str, str]]:
+def _source_rows(plan: Plan) -> list[Row]:
     source = plan.bundle.source
     if source is None:
         return []
@@ -188,7 +188,7 @@ def _source_rows(plan: Plan) -> list[tuple[str, str]]:
     return [("source", f"{commit}{branch}{changes}")]
 
 
-def _data_rows(plan: Plan) -> list[tuple[str, str]]:
+def _data_rows(plan: Plan) -> list[Row]:
     """Return one row per channel with its source, mode and, on this machine, size; and one about uploads of data."""
     from cloudtrain.support.data_files import data_files
     from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
@@ -234,7 +234,7 @@ def _mounted(source: Mapping[str, Any]) -> str:
     return f"{' '.join(words)}, mounted {mode}"
 
 
-def _output_rows(plan: Plan) -> list[tuple[str, str]]:
+def _output_rows(plan: Plan) -> list[Row]:
     """Return where the model goes, and the training plan; no row for what the job leaves to cloudtrain."""
     rows = []
     output = plan.request.get("OutputDataConfig", {})
@@ -247,7 +247,7 @@ def _output_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows
 
 
-def _member_rows(members: Mapping[str, Any], above: str = "") -> list[tuple[str, str]]:
+def _member_rows(members: Mapping[str, Any], above: str = "") -> list[Row]:
     """Return one row for each value in the job's `request`."""
     from cloudtrain_runtime.contract.strict_json import dump_json
 

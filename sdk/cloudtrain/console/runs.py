@@ -46,7 +46,9 @@ from cloudtrain.runs.status import (
     describe_state,
     shown_reason,
 )
+from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.hosts import sort_hosts
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -79,7 +81,7 @@ def status_json(run: Run, status: Status) -> dict[str, Any]:
     return {**content, "warnings": [*run.warnings, *content["warnings"]]}
 
 
-def status_rows(status: Status, now: float | None = None) -> list[tuple[str, str]]:
+def status_rows(status: Status, now: float | None = None) -> list[Row]:
     """Return a run's status as names and values. `now` is in seconds since the epoch."""
     moment = time.time() if now is None else now
     progress = status.progress
@@ -121,7 +123,7 @@ _STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
 """Metrics that `status` lists although the live view does not."""
 
 
-def location_rows(status: Status) -> list[tuple[str, str]]:
+def location_rows(status: Status) -> list[Row]:
     """Return the run's reference and the locations of its checkpoint and outputs."""
     checkpoint = status.progress.checkpoint
     rows = [("run", status.reference)]
@@ -220,7 +222,7 @@ def format_log_line(line: LogLine) -> str | None:
         return visible_part(line.text)
 
 
-def _started(event: Mapping[str, Any]) -> str:
+def _started(event: Event) -> str:
     resumed = ""
     if event.get("resumed_from"):
         resumed = f", resumed from step {event['step']}"
@@ -230,7 +232,7 @@ def _started(event: Mapping[str, Any]) -> str:
     )
 
 
-def _step(event: Mapping[str, Any]) -> str:
+def _step(event: Event) -> str:
     if "epoch" not in event:
         return _step_of_script(event)
     wait = event.get("data_wait") or 0
@@ -244,7 +246,7 @@ def _step(event: Mapping[str, Any]) -> str:
     )
 
 
-def _step_of_script(event: Mapping[str, Any]) -> str:
+def _step_of_script(event: Event) -> str:
     """Return a step that `report` or a pattern has found: its metrics have any names."""
     total = f"/{event['total_steps']}" if event.get("total_steps") else ""
     loss = {} if event.get("loss") is None else {"loss": event["loss"]}
@@ -253,34 +255,34 @@ def _step_of_script(event: Mapping[str, Any]) -> str:
     return "  ".join([f"step {event['step']}{total}", *words])
 
 
-def _evaluation(event: Mapping[str, Any]) -> str:
+def _evaluation(event: Event) -> str:
     values = "  ".join(
         f"{name} {_number(value)}" for name, value in event.items() if name not in EVALUATION_FIELDS
     )
     return f"{event['split']} after step {event['step']}: {values}"
 
 
-def _checkpoint(event: Mapping[str, Any]) -> str:
+def _checkpoint(event: Event) -> str:
     stall = event.get("stall_seconds")
     waited = "" if stall is None else f", training waited {stall:.3f} s"
     return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s{waited}"
 
 
-def _straggler(event: Mapping[str, Any]) -> str:
+def _straggler(event: Event) -> str:
     where = f"rank {event['rank']} on {event['host']}"
     if event["is_over"]:
         return f"{where} keeps up again"
     return f"{where} is slow: {event['ratio']:.2f} x the median of all ranks, most of it in {event['part']}"
 
 
-def _bandwidth(event: Mapping[str, Any]) -> str:
+def _bandwidth(event: Event) -> str:
     rated = ""
     if event.get("rated_gbps"):
         rated = f", the network is rated {event['rated_gbps']:,.0f}"
     return f"{event['world_size']} ranks exchange data at {event['gbps']:,.1f} Gbit/s{rated}"
 
 
-def _pipeline(event: Mapping[str, Any]) -> str:
+def _pipeline(event: Event) -> str:
     stages = zip(event["links"], event["stage_seconds"], strict=True)
     text = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
     return (
@@ -288,7 +290,7 @@ def _pipeline(event: Mapping[str, Any]) -> str:
     )
 
 
-def _missed(event: Mapping[str, Any]) -> str | None:
+def _missed(event: Event) -> str | None:
     if event.get("repeated"):
         return None
     alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
@@ -296,13 +298,13 @@ def _missed(event: Mapping[str, Any]) -> str | None:
     return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {detail}; the run continues"
 
 
-def _failed(event: Mapping[str, Any]) -> str:
+def _failed(event: Event) -> str:
     """Return the exit code; the message is printed on a line of its own."""
     why = ", after another rank's failure" if event.get("secondary") else ""
     return f"ends with exit code {event['exit_code']}{why}"
 
 
-def _ranks(event: Mapping[str, Any]) -> str:
+def _ranks(event: Event) -> str:
     words = []
     # The ranks of a command record nothing.
     if event["ranks"]:
@@ -317,7 +319,7 @@ def _ranks(event: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _stopped(event: Mapping[str, Any]) -> str:
+def _stopped(event: Event) -> str:
     if "step" in event:
         return f"stopped after step {event['step']}"
     return f"ended by {event.get('signal', 'a signal')}"
@@ -327,7 +329,7 @@ def _number(value: Any) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-_EVENTS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+_EVENTS: dict[str, Callable[[Event], str | None]] = {
     "environment": describe_environment,
     "attempt": lambda event: None,  # noqa: ARG005 (the launcher prints restarts)
     "started": _started,

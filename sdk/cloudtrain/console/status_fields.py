@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
@@ -22,14 +22,13 @@ from cloudtrain.runs.status import (
     describe_progress,
     shown_reason,
 )
+from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration, format_size, format_usd
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 
 if TYPE_CHECKING:
     from cloudtrain.runs.status import Phase, Status
-
-Row = tuple[str, str]
-"""Label and value of a line."""
 
 _PHASES = 5
 _BREAKS = ("Interrupted", "Restarting")
@@ -133,7 +132,7 @@ def host_rows(status: Status) -> list[Row]:
     return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
 
 
-def describe_environment(event: Mapping[str, Any]) -> str:
+def describe_environment(event: Event) -> str:
     """Return what a host has, by its event `environment`: devices, versions and sizes in rounded numbers."""
     names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
     sizes = [
@@ -144,9 +143,9 @@ def describe_environment(event: Mapping[str, Any]) -> str:
     return ", ".join([describe_devices(event), *sizes])
 
 
-def describe_devices(event: Mapping[str, Any]) -> str:
+def describe_devices(event: Event) -> str:
     """Return the devices and versions in an event `environment`, which hosts of one type share."""
-    gpus = Counter(event.get("gpus", ()))
+    gpus: Counter[str] = Counter(event.get("gpus", ()))
     efa = event.get("efa", ())
     packages = event.get("packages", {})
     driver = event.get("driver")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cloudtrain.failure_rules.collectives import CollectiveTimeouts
 from cloudtrain.failure_rules.error_groups import (
@@ -31,6 +29,7 @@ from cloudtrain.failure_rules.tracebacks import (
 from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.early_ends import describe_early_end
+from cloudtrain_runtime.contract.events import Event
 
 _LINE_CHARACTERS = 4000
 _LAST_LINES = 5
@@ -95,7 +94,7 @@ class LogReader:
         self.collectives = CollectiveTimeouts()
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._streams: dict[tuple[str, int | None], _Stream] = {}
-        self._left: list[tuple[Mapping[str, Any], LogPosition]] = []
+        self._left: list[tuple[Event, LogPosition]] = []
         self._order = 0
 
     def read(self, line: LogLine) -> None:
@@ -122,7 +121,7 @@ class LogReader:
             for event, position in self._left:
                 self._add_early_end(event, position)
 
-    def _add_early_end(self, event: Mapping[str, Any], position: LogPosition) -> None:
+    def _add_early_end(self, event: Event, position: LogPosition) -> None:
         text = describe_early_end(event["ranks"], event["host"], event.get("step"))
         if event["ranks"] and (matched := first_line_match(text)) is not None:
             raised = RaisedException(text)
@@ -264,7 +263,7 @@ class LogReader:
             step=host.step,
         )
 
-    def _read_event(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
+    def _read_event(self, host: HostLog, line: LogLine, event: Event) -> None:
         host.clock = event.get("time", host.clock)
         if event["event"] in _PROGRESS_EVENTS:
             host.step = event.get("step", host.step)
@@ -281,7 +280,7 @@ class LogReader:
         elif event["event"] == "left":
             self._left.append((event, self._position(host, line)))
 
-    def _read_failed(self, host: HostLog, line: LogLine, event: Mapping[str, Any]) -> None:
+    def _read_failed(self, host: HostLog, line: LogLine, event: Event) -> None:
         """Read the launcher's report of the rank that failed first on its host."""
         rank = event.get("rank")
         failed_at = event.get("failed_at", event.get("time"))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from cloudtrain.errors import UserError, nearest
 from cloudtrain.runs.log_lines import LogFilter, LogLine, LogSource
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import SPEED_FIELDS, STEP_PARTS, metric_values
 
 EVENT_LINES = LogFilter(host="algo-1", grep=re.compile(re.escape(EVENT_PREFIX) + r"\{"))
@@ -35,7 +36,7 @@ class MetricValue(NamedTuple):
     value: float | None
 
 
-def read_events(run: LogSource) -> Iterator[Mapping[str, Any]]:
+def read_events(run: LogSource) -> Iterator[Event]:
     """Yield the events of rank 0 in a run's log so far.
 
     Raises:
@@ -79,7 +80,7 @@ class MetricHistory:
                 history.add(event, line.time)
         return history
 
-    def add(self, event: Mapping[str, Any], time: float | None = None) -> None:
+    def add(self, event: Event, time: float | None = None) -> None:
         """Add the values of an event from `parse_event`.
 
         Args:

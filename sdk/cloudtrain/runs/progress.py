@@ -6,8 +6,8 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import metric_values, step_values
 
 
@@ -66,29 +66,29 @@ class Progress:
     device: str | None = None
     checkpoint: LastCheckpoint | None = None
     checkpoints_before: tuple[LastCheckpoint, ...] = ()
-    missed: Mapping[str, Any] | None = None
+    missed: Event | None = None
     damaged: tuple[str, ...] = ()
     resumed_from: str | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    failures: tuple[Mapping[str, Any], ...] = ()
-    stopped: Mapping[str, Any] | None = None
+    failures: tuple[Event, ...] = ()
+    stopped: Event | None = None
     slow_ranks: Mapping[int, str] = field(default_factory=dict)
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
-    host_environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host_environments: Mapping[str, Event] = field(default_factory=dict)
     untracked: str | None = None
-    host_ranks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    host_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host_ranks: Mapping[str, Event] = field(default_factory=dict)
+    host_files: Mapping[str, Event] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
     finished_at: float | None = None
-    held: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    held: Mapping[int, Event] = field(default_factory=dict)
     attempt_step: int | None = None
     has_attempts: bool = False
     falls: int = 0
     hidden_failure: str | None = None
     unread_metrics: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
-    fresh_start: Mapping[str, Any] | None = None
+    fresh_start: Event | None = None
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time for the remaining steps at the rate of the last minutes; None if it is unknown.
@@ -128,7 +128,7 @@ _STALL_FACTOR = 3.0
 """The rate falls if the next step takes this many times the usual time."""
 
 
-def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progress()) -> Progress:
+def fold_events(events: Iterable[Event], progress: Progress = Progress()) -> Progress:
     """Return the progress after a run's events, in their order.
 
     Args:
@@ -143,7 +143,7 @@ def fold_events(events: Iterable[Mapping[str, Any]], progress: Progress = Progre
     return progress
 
 
-def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
+def _fold_started(progress: Progress, event: Event) -> Progress:
     # After a restart, metrics of the earlier attempt stay until new ones arrive.
     return replace(
         progress,
@@ -161,7 +161,7 @@ def _fold_started(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
 
 
-def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Progress:
+def _fold_steps(progress: Progress, events: Iterable[Event]) -> Progress:
     """Fold consecutive step events into one new record, because there are many of them."""
     metrics = dict(progress.metrics)
     marks = progress.marks
@@ -192,9 +192,7 @@ def _fold_steps(progress: Progress, events: Iterable[Mapping[str, Any]]) -> Prog
     )
 
 
-def _add_mark(
-    marks: tuple[tuple[float, int], ...], event: Mapping[str, Any]
-) -> tuple[tuple[float, int], ...]:
+def _add_mark(marks: tuple[tuple[float, int], ...], event: Event) -> tuple[tuple[float, int], ...]:
     time_ = event.get("time")
     step = event.get("step")
     if time_ is None or step is None:
@@ -210,7 +208,7 @@ def _add_mark(
     return (*kept[first:], (time_, step))
 
 
-def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
+def _fold_checkpoint(progress: Progress, event: Event) -> Progress:
     checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
     before = progress.checkpoints_before
     if progress.checkpoint:
@@ -225,7 +223,7 @@ def _fold_checkpoint(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
 
 
-def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
+def _fold_damaged(progress: Progress, event: Event) -> Progress:
     uri = event["uri"]
     message = f"the checkpoint of step {event['step']:,} is damaged and was set aside ({uri}): {event.get('detail') or '?'}"
     damaged = (*(text for text in progress.damaged if text != message), message)
@@ -242,7 +240,7 @@ def _fold_damaged(progress: Progress, event: Mapping[str, Any]) -> Progress:
     )
 
 
-def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
+def _fold_straggler(progress: Progress, event: Event) -> Progress:
     rank = event["rank"]
     slow_ranks = {other: text for other, text in progress.slow_ranks.items() if other != rank}
     if not event.get("is_over"):
@@ -253,19 +251,19 @@ def _fold_straggler(progress: Progress, event: Mapping[str, Any]) -> Progress:
     return replace(progress, slow_ranks=slow_ranks)
 
 
-def _fold_attempt(progress: Progress, _: Mapping[str, Any]) -> Progress:
+def _fold_attempt(progress: Progress, _: Event) -> Progress:
     """Fold the start of a script's ranks. Steps and metrics of the attempt before stay until new ones arrive."""
     return replace(
         progress, has_attempts=True, attempt_step=None, failures=(), marks=(), fresh_start=None
     )
 
 
-def _fold_stopped(progress: Progress, event: Mapping[str, Any]) -> Progress:
+def _fold_stopped(progress: Progress, event: Event) -> Progress:
     # The ranks report the step, and each host the signal that has ended it.
     return replace(_fold_steps(progress, (event,)), stopped={**(progress.stopped or {}), **event})
 
 
-_FOLDS: dict[str, Callable[[Progress, Mapping[str, Any]], Progress]] = {
+_FOLDS: dict[str, Callable[[Progress, Event], Progress]] = {
     "attempt": _fold_attempt,
     "started": _fold_started,
     "evaluation": lambda progress, event: replace(

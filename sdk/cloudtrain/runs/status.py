@@ -19,6 +19,7 @@ from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary
 from cloudtrain.support.units import format_duration, format_size, format_usd
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -56,9 +57,6 @@ class State(enum.StrEnum):
 
 YEAR_SECONDS = 365 * 86400
 """Of an estimate above this only the size is shown: it is a first guess."""
-
-_Event = Mapping[str, Any]
-"""An event of a host, whose fields have the types of the schema."""
 
 _MOST_NAMED = 4
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w./-]*")
@@ -294,7 +292,7 @@ class Status:
             )
         return tuple(found)
 
-    def _describe_missed(self, missed: Mapping[str, Any], now: float | None) -> str:
+    def _describe_missed(self, missed: Event, now: float | None) -> str:
         checkpoint = self.progress.checkpoint
         age = self.checkpoint_age(now)
         last = "none so far"
@@ -418,7 +416,7 @@ def _text(moment: datetime | None) -> str | None:
     return None if moment is None else moment.isoformat()
 
 
-def _environment_warnings(reports: Iterable[_Event]) -> list[str]:
+def _environment_warnings(reports: Iterable[Event]) -> list[str]:
     """Return the warnings of the hosts about their environments; one of several hosts once."""
     hosts_by_text: dict[str, list[str]] = {}
     for report in reports:
@@ -427,7 +425,7 @@ def _environment_warnings(reports: Iterable[_Event]) -> list[str]:
     return [f"{', '.join(sorted(hosts))}: {text}" for text, hosts in hosts_by_text.items()]
 
 
-def _rank_warnings(reports: Collection[_Event], *, has_checkpoint: bool) -> list[str]:
+def _rank_warnings(reports: Collection[Event], *, has_checkpoint: bool) -> list[str]:
     """Return warnings about lone ranks, checkpoints and progress, by the newest event `ranks` of each host."""
     ranks = sum(report["ranks"] for report in reports)
     found = []
@@ -468,7 +466,7 @@ def _describe_copies(ranks: int, *, has_group: bool) -> str:
     )
 
 
-def _held_warnings(held: Mapping[int, _Event]) -> list[str]:
+def _held_warnings(held: Mapping[int, Event]) -> list[str]:
     """Return a warning about ranks that had done their work and did not end."""
     if not held:
         return []
@@ -482,7 +480,7 @@ def _held_warnings(held: Mapping[int, _Event]) -> list[str]:
     return [text]
 
 
-def _file_warnings(reports: Iterable[_Event]) -> list[str]:
+def _file_warnings(reports: Iterable[Event]) -> list[str]:
     """Return warnings about lost and missing files of an ended run, by the event `outputs` of each host."""
     hosts = sorted(reports, key=lambda report: str(report["host"]))
     found = [
@@ -497,7 +495,7 @@ def _file_warnings(reports: Iterable[_Event]) -> list[str]:
     return found
 
 
-def describe_fresh_start(event: _Event) -> str:
+def describe_fresh_start(event: Event) -> str:
     """Return a message about a trainer that begins at step 0 over a checkpoint, by its event `fresh_start`."""
     return (
         f"the trainer begins at step 0, although {event['checkpoint']} is there: pass {event['argument']} to its "
@@ -519,7 +517,7 @@ def describe_falls(count: int) -> str:
     )
 
 
-def describe_lost_files(event: _Event) -> str:
+def describe_lost_files(event: Event) -> str:
     """Return a message about the files that a host loses, by its event `outputs`: the job created them."""
     # The largest first; the path of a folder ends with a slash.
     lost = event["unkept"]
@@ -536,7 +534,7 @@ def describe_lost_files(event: _Event) -> str:
     )
 
 
-def _outputs_line(lost: Iterable[_Event]) -> str:
+def _outputs_line(lost: Iterable[Event]) -> str:
     """Return the words that keep what is below the code folder, with `code: {outputs: [checkpoints/]}`; may be empty."""
     names = [
         str(each["path"]) for each in lost if not str(each["path"]).startswith(("/", "~", "../"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from cloudtrain.features.costs.cost_explorer import Billed
 from cloudtrain.runs.billing import Billing
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_usd
+from cloudtrain_runtime.contract.events import Event
 
 _HOUR = 3600
 _CENTS = 2
@@ -30,7 +31,7 @@ class LostWork:
     unsaved: float | None = None
 
 
-def measure_lost_work(events: Iterable[Mapping[str, Any]], ended: float | None) -> LostWork:
+def measure_lost_work(events: Iterable[Event], ended: float | None) -> LostWork:
     """Return the work that a run has lost, by its events in their order.
 
     Args:

@@ -20,13 +20,13 @@ from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.units import format_duration, format_usd
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.redaction import redact
 
 _MOST_CLASSES = 20
 _SCORES = ("precision", "recall", "f1", "support")
 _SPLITS = ("test", "validation")
 _NO_DATA = "The job has no data channel: the code itself reads or creates the data."
-_Event = Mapping[str, Any]
 
 
 def model_card(
@@ -56,7 +56,7 @@ def model_card(
     return make_card(handle, handle.status(), plan, read_events(handle))
 
 
-def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterable[_Event]) -> str:
+def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterable[Event]) -> str:
     """Return the model card of a run from what is known about it.
 
     Args:
@@ -69,7 +69,7 @@ def make_card(run: Run, status: Status, plan: Mapping[str, Any], events: Iterabl
         CloudError: AWS refused or cannot be reached.
     """
     history = MetricHistory()
-    by_kind: dict[str, _Event] = {}
+    by_kind: dict[str, Event] = {}
     for event in events:
         by_kind[event["event"]] = event
         history.add(event)
@@ -136,8 +136,8 @@ class _Facts:
 
     status: Status
     plan: Mapping[str, Any]
-    started: _Event
-    analysis: _Event | None
+    started: Event
+    analysis: Event | None
     evaluation: Evaluation | None
     billing: Billing | None
     best_step: int | None = None

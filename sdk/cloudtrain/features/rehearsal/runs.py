@@ -37,6 +37,7 @@ from cloudtrain_runtime.contract import (
     MlTree,
     parse_event,
 )
+from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.strict_json import load_json
 
 if TYPE_CHECKING:
@@ -512,7 +513,7 @@ def why(ended: Ended) -> str:
     return first_line(ended.status.reason) or f"it ended as {ended.status.state}"
 
 
-def describe_lone_ranks(reports: Iterable[Mapping[str, Any]], alone: int, ranks: int) -> str:
+def describe_lone_ranks(reports: Iterable[Event], alone: int, ranks: int) -> str:
     """Return a sentence about ranks that have exchanged no data, by their hosts' events `ranks`."""
     if any(report.get("unused") for report in reports):
         text = f"{alone} of {ranks} ranks have moved no data in their process group"
