@@ -102,6 +102,10 @@ class MapFeeder:
     def global_size(self) -> int:
         return self._sampler.global_size
 
+    @property
+    def smallest_batch(self) -> int:
+        return self._sampler.smallest_batch
+
     def restart(self, position: Position) -> None:
         self._sampler.position = position
 

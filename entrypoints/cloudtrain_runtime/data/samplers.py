@@ -99,6 +99,20 @@ class GlobalOrderSampler(Sampler[list[int]]):
         # Seeds of the epochs that began with another seed.
         self._seeds: dict[int, int] = {}
 
+    @property
+    def smallest_batch(self) -> int:
+        """Samples in the smallest forward pass of an epoch, on any rank."""
+        rest = self.length % self.global_size
+        steps = []
+        if self.length >= self.global_size:
+            steps.append(self.global_size)
+        if rest and not self.drop_last:
+            steps.append(rest)
+        # The last rank has the fewest samples, and the fewest of them in its last micro-batch.
+        last = self.world_size - 1
+        plans = [plan_rank_batches(each, last, self.world_size, self.batch_size) for each in steps]
+        return min((plan.micro_batches[-1].samples for plan in plans), default=0)
+
     def __len__(self) -> int:
         full, rest = divmod(self.length - self.position.samples, self.global_size)
         of_full = full * micro_step_count(self.global_size, self.world_size, self.batch_size)

@@ -268,7 +268,7 @@ class Client:
         backend.check_ready()
         plan = self._plan_resumed(spec, previous, backend, from_step)
         if state is State.SUCCEEDED:
-            _refuse_trained(run, plan.warnings)
+            _refuse_trained(name, plan.warnings)
         self.session.observer.on_plan(plan)
         try:
             checks = backend.check_resume(plan)
@@ -283,7 +283,7 @@ class Client:
                 error.message, _hint_to_begin_again(previous, spec) or error.hint
             ) from None
         if state is State.SUCCEEDED:
-            _refuse_trained(run, [check.warning for check in checks])
+            _refuse_trained(name, [check.warning for check in checks])
         if skip_check and checks:
             self.session.observer.on_checks(checks)
             plan = add_warnings(plan, checks)
