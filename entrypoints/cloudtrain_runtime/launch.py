@@ -49,7 +49,6 @@ from cloudtrain_runtime.contract import (
 from cloudtrain_runtime.contract.early_ends import ended_early
 from cloudtrain_runtime.contract.gpu_sharing import is_gpu_shared
 from cloudtrain_runtime.contract.strict_json import load_json
-from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.launcher import secrets
 from cloudtrain_runtime.launcher.agent_signals import END_RANKS_SIGNAL, STOP_SIGNALS
@@ -119,15 +118,6 @@ def _run_job(tree: MlTree, stop: _Stop) -> int:
     if config is None:
         return fail(f"{tree.run_config} cannot be read: No such file")
     host = read_host(tree)
-    # The plan has made the same check. This one covers jobs that another version planned.
-    mistakes = []
-    if config.task and isinstance(config.args, dict):
-        package = config.task.partition(":")[0].partition(".")[0]
-        is_included = (tree.include / package).is_dir()
-        folder = tree.include if is_included else tree.code
-        mistakes = check_task(folder, config.task, config.args)
-    if mistakes:
-        return _fail_host(host, [f"error: {each}" for each in mistakes])
     return _run(tree, config, host, stop)
 
 

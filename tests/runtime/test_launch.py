@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from cloudtrain.backends.container.filesystem import host_names
 from cloudtrain.backends.container.machine import free_port, host_addresses
 from cloudtrain_runtime import launch
-from cloudtrain_runtime.contract import MlTree, parse_event
+from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.launcher import toolkit
 from cloudtrain_runtime.launcher.host import Host, count_gpus
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
@@ -253,68 +253,3 @@ def test_an_unreadable_run_json_is_the_failure(
     assert done.returncode == 1
     assert expected in tree.failure.read_text()
     assert "Traceback" not in done.stderr
-
-
-TASK = """
-from cloudtrain_runtime import Task
-
-class Digits(Task):
-    def __init__(self, layers=2): ...
-    def model(self): return 1
-    def datasets(self): return {}
-    def loss(self, batch): return 1
-    def optimizer(self): return 1
-"""
-
-
-def test_an_invalid_task_ends_the_host_before_any_process(tmp_path: Path) -> None:
-    tree = MlTree(tmp_path)
-    config = replace(
-        CONFIG,
-        task="digits:Digits",
-        script=None,
-        args={"layrs": 3},
-        train=None,
-        requirements="requirements.txt",
-    )
-    for folder in (tree.run_config.parent, tree.code):
-        folder.mkdir(parents=True)
-    tree.run_config.write_text(config.to_json())
-    (tree.code / "digits.py").write_text(TASK)
-    started = tmp_path / "started"
-    (tree.code / "sitecustomize.py").write_text(f"open({str(started)!r}, 'a').write('.')")
-    done = subprocess.run(
-        [sys.executable, "-S", "-m", "cloudtrain_runtime.launch"],
-        cwd=tree.code,
-        env={
-            **os.environ,
-            "CLOUDTRAIN_ML_ROOT": str(tmp_path),
-            "PYTHONPATH": f"{tree.code}:{ENTRYPOINTS}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    errors = [
-        'error: code.args.layrs: Digits takes no such argument; did you mean "layers"?',
-        "error: digits.py:8:5  loss(self, batch): expected loss(self, model, batch)",
-        "error: digits.py:9:5  optimizer(self): expected optimizer(self, model)",
-    ]
-    assert tree.failure.read_text().splitlines() == errors
-    first, *printed = done.stdout.splitlines()
-    event = parse_event(first)
-    assert event is not None
-    assert (event["event"], event["host"], event["exit_code"], event["secondary"]) == (
-        "failed",
-        "algo-1",
-        1,
-        False,
-    )
-    assert event["message"] == errors[0]
-    assert printed == errors
-    assert (
-        not started.exists()
-    )  # -S disables sitecustomize in the launcher itself, so no other process has started

@@ -1,4 +1,4 @@
-"""Check a Task's source for common mistakes without importing it: for the plan, and before a host starts its ranks.
+"""Check a Task's source for common mistakes without importing it, for the plan.
 
 The worker checks in the class itself what the source leaves open: several bases, bases outside of the code folder,
 decorators, metaclasses, and names that are bound twice, inside of an `if`, by a star import or by `setattr`.
