@@ -48,12 +48,15 @@ class CheckpointWriter(FileSystemWriter):
 
     Args:
         note_bytes: Called with the number of bytes written, as they are.
+        bytes_: Approximate number of bytes that this rank will write in total.
 
     Attributes:
         files: The files that this rank has written, by name.
     """
 
-    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None]) -> None:
+    def __init__(
+        self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0
+    ) -> None:
         # The tensors are on the host already: no copy-ahead is needed. Files are durable when they
         # are closed.
         super().__init__(
@@ -64,6 +67,7 @@ class CheckpointWriter(FileSystemWriter):
         self._storage = storage
         self._folder = folder
         self._note_bytes = note_bytes
+        self._bytes = bytes_
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; return DCP's write results."""
@@ -74,7 +78,7 @@ class CheckpointWriter(FileSystemWriter):
     def _create(self, name: str) -> Iterator[io.RawIOBase]:
         # The name that DCP would give it in the end.
         name = name.removesuffix(".tmp")
-        with self._storage.create(self._folder, name) as writer:
+        with self._storage.create(self._folder, name, self._bytes) as writer:
             stream = _Stream(writer, self._note_bytes)
             try:
                 yield stream

@@ -35,6 +35,7 @@ _PACKAGES = (
         "torch",
         "numpy",
         "boto3",
+        "s3torchconnector",
         "safetensors",
         "torchvision",
         "transformers",

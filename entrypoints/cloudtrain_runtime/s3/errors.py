@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 from cloudtrain_runtime.contract import aws_codes
@@ -21,7 +22,7 @@ _LOST = "the connection was lost or could not be made: check the network and the
 _RENEWED_BY_ROLE = (
     "resume the run; if it fails again, check that the role exists and that SageMaker may assume it"
 )
-# Patterns of error codes and of botocore's classes; the first match counts.
+# Patterns of error codes, botocore's classes and the connector's messages; the first match counts.
 # Credential errors have two messages: one for a machine, and one for a container whose endpoint
 # provides the credentials.
 _CREDENTIALS = (
@@ -32,7 +33,7 @@ _CREDENTIALS = (
     ),
     (
         any_of(aws_codes.EXPIRED_CREDENTIALS)
-        + r"|Expired|RefreshRequired|SSOToken|UnauthorizedSSO",
+        + r"|Expired|TOKEN_EXPIRED|RefreshRequired|SSOToken|UnauthorizedSSO",
         "the credentials have expired and could not be renewed: sign in again, or use a role, which renews itself",
         f"the credentials of the job's role have expired and could not be renewed: {_RENEWED_BY_ROLE}",
     ),
@@ -42,7 +43,7 @@ _CREDENTIALS = (
         f"AWS does not accept the credentials of the job's role: {_RENEWED_BY_ROLE}",
     ),
     (
-        r"NoCredentials|PartialCredentials|ProfileNotFound",
+        r"NoCredentials|PartialCredentials|No signing credentials|CREDENTIALS|ProfileNotFound",
         "there are no credentials: give the job a role, or set AWS_PROFILE",
         "the container's credentials endpoint returns no credentials: give the job a role",
     ),
@@ -57,18 +58,18 @@ _SENTENCES = (
         r"PermanentRedirect|AuthorizationHeaderMalformed|IllegalLocationConstraint|IncorrectRegion|\b301\b",
         "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's region",
     ),
-    (any_of(aws_codes.WRONG_TIME), "this machine's clock is wrong: set it"),
+    (any_of(aws_codes.WRONG_TIME) + r"|TIME_SKEWED", "this machine's clock is wrong: set it"),
     (
         # S3 answers 503 when it limits the requests for a prefix.
-        any_of(aws_codes.THROTTLED) + r"|[Tt]hrottl|ServiceUnavailable|\b503\b",
+        any_of(aws_codes.THROTTLED) + r"|[Tt]hrottl|SLOW_DOWN|ServiceUnavailable|\b503\b",
         "S3 throttled every attempt: save less often, or use more prefixes",
     ),
     (
-        any_of(aws_codes.UNAVAILABLE),
+        any_of(aws_codes.UNAVAILABLE) + r"|INTERNAL_ERROR",
         "S3 failed on every attempt: try again later",
     ),
     (
-        r"BadDigest|[Cc]hecksum|IncompleteBody",
+        r"BadDigest|[Cc]hecksum|CHECKSUM|IncompleteBody",
         "the data was corrupted in transit: try again",
     ),
     (
@@ -77,10 +78,12 @@ _SENTENCES = (
     ),
     (
         any_of(aws_codes.TIMED_OUT)
-        + r"|Connection|Endpoint|Timeout|ResponseStreaming|IncompleteRead|Protocol|SSL",
+        + r"|Connection|Endpoint|Timeout|TIMEOUT|SOCKET|AWS_IO|AWS_ERROR_HTTP|ResponseStreaming"
+        + r"|IncompleteRead|Protocol|SSL|TLS|DNS",
         _LOST,
     ),
 )
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class S3Error(OSError):
@@ -103,6 +106,19 @@ def is_credentials_error(error: S3Error) -> bool:
     return any(sentence in str(error) for _, *sentences in _CREDENTIALS for sentence in sentences)
 
 
+def is_recognized(error: S3Error) -> bool:
+    """Return whether the cause was recognized."""
+    return is_credentials_error(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
+
+
+def error_code(error: BaseException) -> str:
+    """Return S3's code for an error, such as `NoSuchKey`, or an empty string."""
+    if code := code_of(error):
+        return code
+    found = _CODE.search(str(error))
+    return found[1] if found else ""
+
+
 def retry_count(error: BaseException) -> int:
     """Return how often a client retried before this error."""
     response = getattr(error, "response", None) or {}
@@ -113,12 +129,20 @@ def _client_errors() -> tuple[type[BaseException], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
     from urllib3.exceptions import HTTPError
 
-    return (BotoCoreError, ClientError, HTTPError, ConnectionError, TimeoutError)
+    errors: tuple[type[BaseException], ...] = (
+        BotoCoreError,
+        ClientError,
+        HTTPError,
+        ConnectionError,
+        TimeoutError,
+    )
+    connector = sys.modules.get("s3torchconnectorclient")
+    return (*errors, connector.S3Exception) if connector else errors
 
 
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    searched = f"{type(error).__name__} {code_of(error)} {text}"
+    searched = f"{type(error).__name__} {error_code(error)} {text}"
     detail = f"({text[:_DETAIL_CHARACTERS]})"
     here = 1 if is_container_endpoint(os.environ) else 0
     of_credentials = [(pattern, texts[here]) for pattern, *texts in _CREDENTIALS]
