@@ -241,13 +241,21 @@ def with_location(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 def location_of(found: type, name: str) -> str:
-    """Return the location of a Task's method, such as `digits.py:31:1  `; empty for the entrypoint's default."""
+    """Return the location of a Task's method, such as `digits.py:31:5  `; empty for the entrypoint's default."""
     method = inspect.unwrap(getattr(found, name, location_of))
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
-    # Of a decorated method it is the first decorator's line.
-    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}:1  "
+    try:
+        lines, first = inspect.getsourcelines(code)
+    except OSError:
+        # There is no source.
+        return f"{shown_path(code.co_filename)}:{code.co_firstlineno}:1  "
+    # Decorators come first.
+    starts = [at for at, line in enumerate(lines) if line.lstrip().startswith(("def ", "async "))]
+    at = starts[0] if starts else 0
+    column = len(lines[at]) - len(lines[at].lstrip())
+    return f"{shown_path(code.co_filename)}:{first + at}:{column + 1}  "
 
 
 def shown_path(file: str) -> str:
@@ -390,6 +398,19 @@ def collate_function(task: Task) -> Callable[[Sequence[Any]], Batch]:
     """Return the function that collates samples: the Task's method, or torch's default."""
     plain: Callable[[Any], Batch] = default_collate
     return task.collate if overrides(task, "collate") else plain
+
+
+@with_location("collate")
+def check_batch(task: Task, batch: Batch) -> None:  # noqa: ARG001 (for the location)
+    """Check a batch of the Task's `collate`; raise a TaskError if it has no tensor."""
+    from torch.utils._pytree import tree_leaves
+
+    plain = (type(None), bool, int, float, complex, str, bytes)
+    if all(isinstance(leaf, plain) for leaf in tree_leaves(batch)):
+        raise TaskError(
+            "collate() must return tensors, or tuples, lists and mappings of them; "
+            f"there is none in what it returned, {kind_of(batch)}"
+        )
 
 
 @dataclass(frozen=True)

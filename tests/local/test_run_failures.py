@@ -289,7 +289,7 @@ def test_a_mistake_in_a_task_is_reported_at_its_line(cli: Cli, small: Small) -> 
     done = cli("submit", path, "--local", "--follow", "--json")
     assert done.code == 4
     assert done.json["reason"] == (
-        "rank 0 on algo-1 (local rank 0) failed: small.py:26:1  loss() must return a scalar tensor, the mean over the "
+        "rank 0 on algo-1 (local rank 0) failed: small.py:26:5  loss() must return a scalar tensor, the mean over the "
         "batch's samples; it returned a float"
     )
     assert "Traceback" not in done.err

@@ -51,6 +51,6 @@ def test_a_plateau_that_cannot_work_is_refused(
     with pytest.raises(TaskError) as caught:
         make_schedule(Falling(1), optimizer, replace(TRAIN, early_stopping=rule), splits, lambda: 9)
     assert re.fullmatch(
-        rf".*plateaus\.py:\d+:1  schedule\(\): ReduceLROnPlateau {re.escape(expected)}",
+        rf".*plateaus\.py:\d+:5  schedule\(\): ReduceLROnPlateau {re.escape(expected)}",
         str(caught.value),
     )

@@ -8,7 +8,8 @@ import torch
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics.predictions import BatchEvaluation, Prediction
 from cloudtrain_runtime.process.run_context import context
-from cloudtrain_runtime.training.sample_values import Measured, SampleValues, bootstrap_mean
+from cloudtrain_runtime.training.bootstrap import Measured, bootstrap_mean
+from cloudtrain_runtime.training.sample_values import SampleValues
 
 
 def gathered(*batches: BatchEvaluation) -> SampleValues:

@@ -22,6 +22,7 @@ from support.parallel_training import SIX_DIGITS, TRAIN, Small, losses
 from torch import nn
 
 from cloudtrain_runtime.data.global_order import TaskOrder
+from cloudtrain_runtime.errors import TaskError
 
 pytestmark = pytest.mark.processes
 
@@ -78,7 +79,7 @@ def test_each_epoch_draws_another_order_by_weight() -> None:
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        (Batched, "TypeError: int() argument must be"),
+        (Batched, "sampler() must yield the index of one sample at a time; it yielded a list"),
         (
             Divided,
             "sampler() must yield the same indices on every rank; these depend on rank or process",
@@ -94,5 +95,5 @@ def test_an_order_that_cannot_be_shared_is_refused(
 
 
 def test_a_sampler_that_yields_none_is_refused() -> None:
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises(TaskError, match="it yielded a NoneType"):
         TaskOrder([0, None], 2, seed=0, epoch=0)  # type: ignore[list-item]

@@ -11,8 +11,8 @@ from torch import nn
 from cloudtrain_runtime import Task
 from cloudtrain_runtime.contract.task_signatures import check_task
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics.predictions import checked_prediction
 from cloudtrain_runtime.task import (
+    check_batch,
     checked_datasets,
     checked_evaluation,
     checked_loss,
@@ -88,12 +88,12 @@ def test_a_task_gets_its_arguments() -> None:
         (
             "mine_module:Assigned",
             {},
-            r"mine_module.py:19:1  loss\(self, batch\): expected loss\(self, model, batch\)",
+            r"mine_module.py:19:5  loss\(self, batch\): expected loss\(self, model, batch\)",
         ),
         (
             "mine_module:Decorated",
             {},
-            r"mine_module.py:22:1  metrics\(self, batch\): expected metrics\(self, model, batch\)",
+            r"mine_module.py:23:5  metrics\(self, batch\): expected metrics\(self, model, batch\)",
         ),
         (
             "mine_module:Unfinished",
@@ -266,6 +266,7 @@ def call_checked(task: Task, name: str) -> Any:
         "schedule": lambda: checked_schedule(task, optimizer),
         "metrics": lambda: checked_metrics(task, model, batch, 3),
         "after_evaluation": lambda: checked_evaluation(task, "validation", {"loss": 1.0}),
+        "collate": lambda: check_batch(task, task.collate([1])),
     }
     return calls[name]()
 
@@ -354,6 +355,12 @@ def constant(optimizer: torch.optim.Optimizer) -> object:
             {"f1": torch.ones(2)},
             "after_evaluation() must return a number, or a scalar tensor, for f1; it returned torch.float32 of the",
         ),
+        (
+            "collate",
+            ["text"],
+            "collate() must return tensors, or tuples, lists and mappings of them; there is none in",
+        ),
+        ("collate", None, "there is none in what it returned, None"),
     ],
 )
 def test_an_invalid_result_is_reported_with_its_location(
@@ -366,7 +373,7 @@ def test_an_invalid_result_is_reported_with_its_location(
     assert expected in message
     assert "\n" not in text
     line = returning.__code__.co_firstlineno + 3
-    assert location == f"{displayed(__file__)}:{line}:1"
+    assert location == f"{displayed(__file__)}:{line}:5"
 
 
 def displayed(file: str) -> str:
@@ -381,6 +388,8 @@ def displayed(file: str) -> str:
         ("schedule", None),
         ("schedule", constant),
         ("metrics", {}),
+        ("collate", {"x": [torch.ones(1)], "name": "a"}),
+        ("collate", Path()),
         ("optimizer", lambda model: torch.optim.Adam([model.bias])),
     ],
 )
@@ -400,5 +409,5 @@ def test_an_evaluation_needs_no_gradient() -> None:
 
 
 def test_an_error_of_a_default_method_has_no_location() -> None:
-    with pytest.raises(TaskError, match=r"^Good has no method predict\(\)"):
-        checked_prediction(Good(), nn.Linear(2, 1), torch.ones(3, 2), 3)
+    with pytest.raises(TaskError, match=r"^collate\(\) must return"):
+        check_batch(Good(), ["text"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.checkpoint.loading import load_folder
-from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, first_line, load_state_dict
+from cloudtrain_runtime.checkpoint.safe_metadata import BROKEN, load_state_dict
 from cloudtrain_runtime.checkpoint.training_state import (
     collect_model_state,
     restore_model,
@@ -98,7 +98,8 @@ def _parse(uri: str, data: bytes) -> Mapping[str, Any]:
             member = archive.extractfile(MODEL_FILE)
             data = b"" if member is None else member.read()
     except (*BROKEN, tarfile.TarError, OSError) as error:
-        why = first_line(error)
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[0]
         raise CheckpointError(
             f"train.init_from: {uri} is not an archive with {MODEL_FILE}: {why}"
         ) from None

@@ -86,7 +86,7 @@ def deserialize(data: bytes, name: str) -> Any:
     except BROKEN as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is None:
-            why = f"is not what torch.save writes of plain values ({type(error).__name__}: {first_line(error)})"
+            why = f"is not what torch.save writes of plain values ({type(error).__name__}: {_first_line(error)})"
         else:
             what = named[1].rstrip(".,:;")
             why = f"names {what}: a checkpoint holds data only, and nothing of it was run"
@@ -148,8 +148,10 @@ def load_state_dict(source: bytes | Path, name: str) -> Mapping[str, Any]:
     try:
         found = load_plain(source)
     except BROKEN as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        why = lines[0]
         raise CheckpointError(
-            f"{name} is not a file of torch.save(model.state_dict()): {first_line(error)}"
+            f"{name} is not a file of torch.save(model.state_dict()): {why}"
         ) from None
     if not isinstance(found, Mapping):
         kind = type(found).__name__
@@ -205,10 +207,8 @@ def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(value)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; its type where it has none."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200]
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0][:200]
 
 
 def _replaced(value: Any, replace: Callable[[Any], Any]) -> Any:
@@ -346,7 +346,7 @@ def read_metadata(data: bytes) -> Metadata:
         return _metadata(_MetadataPickle(data).load(), most_chunks=len(data))
     except BROKEN as error:
         raise CheckpointError(
-            f"its metadata is not DCP's ({type(error).__name__}: {first_line(error)})"
+            f"its metadata is not DCP's ({type(error).__name__}: {_first_line(error)})"
         ) from None
 
 

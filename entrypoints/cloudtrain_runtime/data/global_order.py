@@ -121,7 +121,7 @@ class TaskOrder:
         epoch: Epoch, from 0.
 
     Raises:
-        TaskError: the sampler yields indices that the dataset does not have, or not as many as its length.
+        TaskError: the sampler yields something other than indices of the dataset, or not as many as its length.
     """
 
     def __init__(self, sampler: Iterable[int], samples: int, seed: int, epoch: int) -> None:
@@ -133,6 +133,12 @@ class TaskOrder:
             if isinstance(getattr(any_sampler, "generator", None), torch.Generator):
                 any_sampler.generator.manual_seed(drawn)
             indices = list(sampler)
+        wrong = [type(index).__name__ for index in indices if not hasattr(index, "__index__")]
+        if wrong:
+            raise TaskError(
+                f"sampler() must yield the index of one sample at a time; it yielded a {wrong[0]} "
+                "(cloudtrain makes the batches)"
+            )
         if len(indices) != len(any_sampler):
             raise TaskError(
                 f"sampler() must yield as many indices as its length in each epoch: its length is {len(any_sampler)}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,11 +144,20 @@ def gather_weights(model: nn.Module, mesh: Mesh) -> dict[str, Any]:
     """
     is_sender = mesh.data_rank == mesh.tensor_rank == 0
     state: dict[str, Any] = {}
-    own = model.state_dict() if mesh.is_plain else get_model_state_dict(model)
-    for name, value in own.items():
-        full = value.full_tensor() if isinstance(value, DTensor) else value
-        if is_sender:
-            state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(
+        logging.ERROR
+    )  # it advises against gathering in two steps, which users cannot change
+    try:
+        for name, value in (
+            model.state_dict().items() if mesh.is_plain else get_model_state_dict(model).items()
+        ):
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            if is_sender:
+                state[name] = full.detach().cpu() if isinstance(full, torch.Tensor) else full
+    finally:
+        logger.setLevel(level)
     return _gather_stages(state, mesh) if mesh.pipeline > 1 else state
 
 

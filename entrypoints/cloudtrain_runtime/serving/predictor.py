@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from cloudtrain_runtime.checkpoint.safe_metadata import first_line
 from cloudtrain_runtime.contract import MODEL_FILE
 from cloudtrain_runtime.contract.serving_config import SERVING_CODE, SERVING_FILE, ServingConfig
 from cloudtrain_runtime.data.predictions import (
@@ -207,7 +206,9 @@ def _check_indices(module: Any, arguments: tuple[Any, ...]) -> None:
 
 def _text(error: BaseException) -> str:
     """Return an error's first line, with its type where the message alone does not say what it is."""
-    line = first_line(error)
-    if isinstance(error, KeyError | IndexError):
-        return f"{type(error).__name__}: {line}"
-    return line
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"{type(error).__name__}: {lines[0]}"
+        if isinstance(error, KeyError | IndexError)
+        else lines[0]
+    )

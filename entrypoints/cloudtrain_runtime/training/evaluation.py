@@ -57,13 +57,14 @@ class Evaluator:
         self,
         task: Task,
         datasets: Mapping[str, Dataset[Any]],
+        seed: int,
         mesh: Mesh,
         built: DistributedModel,
         autocast: AbstractContextManager[Any],
         loading: Loading,
     ) -> None:
         self._task = task
-        self._seed = loading.seed
+        self._seed = seed
         self._mesh = mesh
         # The plain model, not its DDP replica: ranks may have different numbers of batches, so its
         # forward pass must not communicate with other ranks.

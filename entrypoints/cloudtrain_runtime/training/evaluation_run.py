@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.s3.objects import S3Objects
 from cloudtrain_runtime.task import overrides
+from cloudtrain_runtime.training.bootstrap import Measured
 from cloudtrain_runtime.training.classification import ClassificationAnalysis
 from cloudtrain_runtime.training.sample_values import SampleValues
 from cloudtrain_runtime.training.trainer import Trainer
@@ -55,7 +56,7 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
         "step": evaluation.step,
         "created": time.time(),
         "data": evaluation.data,
-        "splits": found,
+        "splits": {split: each.to_json() for split, each in found.items()},
     }
     text = dump_json(result, indent=1) + "\n"
     # A slow disk is no hang.
@@ -67,6 +68,30 @@ def run_evaluation(trainer: Trainer, evaluation: EvaluationConfig) -> None:
     emit("finished", step=step, epochs=0, seconds=time.monotonic() - began, samples_per_second=None)
 
 
+@dataclass
+class _SplitResult:
+    """Metrics and analyses of a split."""
+
+    split: str
+    samples: int
+    metrics: Mapping[str, Measured]
+    classes: ClassificationAnalysis | None = None
+    calibration: dict[str, Any] | None = None
+    residuals: dict[str, Any] | None = None
+    own: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its entry in the stored result."""
+        return {
+            "samples": self.samples,
+            "metrics": {name: asdict(each) for name, each in self.metrics.items()},
+            "classification": None if self.classes is None else self.classes.to_json(),
+            "calibration": self.calibration,
+            "residuals": self.residuals,
+            "own": self.own,
+        }
+
+
 def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
     known = list(trainer.datasets)
     if unknown := [split for split in evaluation.splits if split not in known]:
@@ -75,8 +100,7 @@ def _splits(trainer: Trainer, evaluation: EvaluationConfig) -> Sequence[str]:
     return evaluation.splits or others or ["train"]
 
 
-def _evaluate_split(trainer: Trainer, split: str, step: int) -> dict[str, Any]:
-    """Return the entry of a split in the stored result; rank 0's counts."""
+def _evaluate_split(trainer: Trainer, split: str, step: int) -> _SplitResult:
     task = trainer.task
     context = trainer.context
     values = SampleValues()
@@ -85,28 +109,29 @@ def _evaluate_split(trainer: Trainer, split: str, step: int) -> dict[str, Any]:
     )
     values.gather(context)
     own = _own_analysis(trainer, split)
-    if not context.is_main:
-        return {}
-    metrics = values.measure(result.means, trainer.train.seed)
+    metrics: dict[str, Measured] = {}
+    if context.is_main:
+        metrics = values.measure(result.means, trainer.train.seed)
     if task.tokens_per_sample and _PERPLEXITY not in metrics and "loss" in metrics:
         metrics[_PERPLEXITY] = metrics["loss"].map(_exp)
+    found = _SplitResult(split, result.samples, metrics)
+    if not context.is_main:
+        return found
     shown = {name: each.value for name, each in metrics.items()}
     emit("evaluation", split=split, step=step, epoch=0, samples=result.samples, **shown)
-    classification = None
+    for name, each in metrics.items():
+        low, high = _bounds(each)
+        interval = f"  (95 %: {low} to {high})" if low else ""
+        log_line(f"{split}/{name}  {each.value:.6g}{interval}")
     if result.confusion:
-        classes = ClassificationAnalysis(
+        found.classes = ClassificationAnalysis(
             result.confusion, task.classes, split=split, step=step, metrics={split: shown}
         )
-        emit("analysis", **classes.to_event())
-        classification = classes.to_json()
-    return {
-        "samples": result.samples,
-        "metrics": {name: asdict(each) for name, each in metrics.items()},
-        "classification": classification,
-        "calibration": values.calibration(),
-        "residuals": values.residuals(),
-        "own": own,
-    }
+        emit("analysis", **found.classes.to_event())
+    found.calibration = values.calibration()
+    found.residuals = values.residuals()
+    found.own = own
+    return found
 
 
 def _own_analysis(trainer: Trainer, split: str) -> dict[str, Any] | None:
@@ -151,3 +176,8 @@ def _store(place: str, name: str, text: str) -> None:
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf  # noqa: PLR2004 (above it overflows)
+
+
+def _bounds(measured: Measured) -> tuple[str, str]:
+    low, high = ("" if each is None else f"{each:.6g}" for each in (measured.low, measured.high))
+    return low, high

@@ -35,7 +35,9 @@ from cloudtrain_runtime.metrics.meter import Meter
 from cloudtrain_runtime.metrics.step_timer import Phase
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.task import (
+    BatchLoss,
     Task,
+    check_batch,
     checked_loss,
     location_of,
 )
@@ -88,6 +90,7 @@ class OptimizerStep:
         self.losses: Mapping[str, torch.Tensor] = {}
         self._meter = parts.meter
         self._clock = parts.meter.clock
+        self._number = 0
         self._has_summed_loss: bool | None = None
         # Gradients of the previous step are freed just before the next ones replace them. On a CPU
         # this spares the kernel from mapping new pages in each step; on a GPU they would occupy
@@ -109,6 +112,7 @@ class OptimizerStep:
         Returns:
             This rank's share of the mean loss, and the norm of the global gradient where it was computed.
         """
+        self._number = number
         self._follow_trainable()
         weights = LossWeights(
             [micro.count for micro in step.plan.micro_batches],
@@ -169,7 +173,7 @@ class OptimizerStep:
                 self._arrivals.begin()
             with synchronised(self._replica, now=number == last), effect:
                 with self._autocast:
-                    loss = weights.weigh(checked_loss(self._task, self._replica, batch), number)
+                    loss = weights.weigh(self._loss(batch), number)
                 self._clock.mark(Phase.BACKWARD)
                 if self._zero_grad_in_forward and not shares:
                     self._zero_grad()
@@ -186,6 +190,11 @@ class OptimizerStep:
         # from step to step and count in the norm.
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _loss(self, batch: Any) -> BatchLoss:
+        if self._number == 1:
+            check_batch(self._task, batch)
+        return checked_loss(self._task, self._replica, batch)
 
     def _read_trainable(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]

@@ -120,6 +120,7 @@ class Trainer:
         self.evaluator = Evaluator(
             task=task,
             datasets=self.datasets,
+            seed=train.seed,
             mesh=self.mesh,
             built=built,
             autocast=precision,

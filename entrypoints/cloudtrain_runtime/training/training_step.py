@@ -16,7 +16,7 @@ from cloudtrain_runtime.distributed.gradients import clip_gradients
 from cloudtrain_runtime.distributed.uneven_inputs import suppress_gradients
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.metrics.step_timer import Phase
-from cloudtrain_runtime.task import kind_of, location_of
+from cloudtrain_runtime.task import check_batch, kind_of, location_of
 from cloudtrain_runtime.training.optimizer_step import StepParts
 from cloudtrain_runtime.training.schedules import advance
 
@@ -50,17 +50,15 @@ class TrainingStep:
         self._mesh.share(parameter.detach() for parameter in self._model.parameters())
 
     def run(
-        self,
-        step: Step,
-        number: int,  # noqa: ARG002 (as OptimizerStep has it)
-        *,
-        is_logged: bool,
+        self, step: Step, number: int, *, is_logged: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Take one step. Arguments and result are those of `OptimizerStep.run`.
 
         Losses are added up over the optimizers, those of each one's last update, and so is the square of the norm.
         """
         ((micro, batch),) = step
+        if number == 1:
+            check_batch(self._task, batch)
         self._samples = micro.count
         self._global_samples = step.plan.samples
         self._needs_norm = is_logged or self._most != math.inf
