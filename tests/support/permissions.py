@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from cloudtrain.catalog.permissions import conditions, rights, without_rights
-from cloudtrain.catalog.source import sources
+from cloudtrain.catalog.permissions import conditions, rights
+from cloudtrain.catalog.source import load, sources
 from support.applied_policies import AppliedPolicies
 from support.aws_calls import read_record
 from support.iam_policy import Grant
@@ -24,6 +24,15 @@ from support.required_actions import CONFIGURE, configure_actions
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md"
 _TABLE = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def without_rights() -> Mapping[str, str]:
+    """Return the fields that need no right of their own, or none that is known, with the reason.
+
+    A field stands for all fields below it that no right names.
+    """
+    entries = load("permissions")["without"].items()
+    return {name: reason for names, reason in entries for name in names.split()}
 
 
 def with_tables(text: str, applied: AppliedPolicies, comparison: Comparison) -> str:

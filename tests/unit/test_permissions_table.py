@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from support.authorization_reference import PERMISSIONS, describe, differences, installed, is_key
+from support.permissions import without_rights
 
 from cloudtrain.catalog import service_limits
 from cloudtrain.catalog.permissions import (
@@ -15,9 +16,8 @@ from cloudtrain.catalog.permissions import (
     actions,
     conditions,
     rights,
-    source_of,
-    without_rights,
 )
+from cloudtrain.catalog.source import sources
 from cloudtrain.job.fields import Section
 from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.spec import JobSpec
@@ -151,7 +151,7 @@ def test_every_right_says_who_asks_and_where_it_is_from() -> None:
     for right in rights():
         assert right.who in (CALLER, ROLE)
         assert bool(right.check) != bool(right.unchecked), right.name
-        assert source_of(right).date >= "2026-10"
+        assert sources("permissions")[right.source].date >= "2026-10"
 
 
 def test_the_table_agrees_with_awss_reference() -> None:

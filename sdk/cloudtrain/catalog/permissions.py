@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudtrain.catalog.source import Source, load, sources
+from cloudtrain.catalog.source import load
 
 CALLER = "caller"
 ROLE = "role"
@@ -100,21 +100,6 @@ def conditions() -> Mapping[str, Condition]:
 def actions() -> Mapping[str, Action]:
     """Return the actions of all rights, by their names."""
     return {name: Action(**_tuples(each)) for name, each in load(_NAME)["actions"].items()}
-
-
-@functools.cache
-def without_rights() -> Mapping[str, str]:
-    """Return the fields that need no right of their own, or none that is known, with the reason.
-
-    A field stands for all fields below it that no right names.
-    """
-    entries = load(_NAME)["without"].items()
-    return {name: reason for names, reason in entries for name in names.split()}
-
-
-def source_of(right: Right) -> Source:
-    """Return the document that a right comes from."""
-    return sources(_NAME)[right.source]
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
