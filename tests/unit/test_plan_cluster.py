@@ -378,19 +378,13 @@ def test_an_image_may_be_named_by_its_digest(plan_of: PlanOf) -> None:
 
 
 @pytest.mark.parametrize(
-    ("digest", "expected"),
-    [
-        ("sha256:" + "a" * 63, "cluster.image: a sha256 digest has 64 hexadecimal digits, got 63"),
-        ("sha256:" + "A" * 64, "cluster.image: a sha256 digest has 64 digits of 0-9 and a-f, got "),
-        (
-            "sha512:" + "a" * 128,
-            'cluster.image: the digest must begin with "sha256:", got "sha512:',
-        ),
-        ("", 'cluster.image: the digest must begin with "sha256:", got ""'),
-        ("a" * 64, 'cluster.image: the digest must begin with "sha256:"'),
-    ],
+    "digest",
+    ["sha256:" + "a" * 63, "sha256:" + "A" * 64, "sha512:" + "a" * 128, "", "a" * 64],
 )
-def test_a_malformed_digest_is_reported(plan_of: PlanOf, digest: str, expected: str) -> None:
+def test_a_malformed_digest_is_reported(plan_of: PlanOf, digest: str) -> None:
+    expected = (
+        "cluster.image: expected an image whose digest is sha256: and 64 digits of 0-9 and a-f"
+    )
     uri = f"123456789012.dkr.ecr.us-west-2.amazonaws.com/team/train@{digest}"
     assert expected in refusal(plan_of, f"cluster.image={uri}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cloudtrain.catalog import Prices, find_instance, s3_upload_bytes_per_second
 from cloudtrain.job.diagnostics import Diagnostic
@@ -251,45 +251,38 @@ def estimate_cost(
         yield warning(
             f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
         )
-    if isinstance(price, tuple):
-        yield warning(
-            f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh"
-        )
-        unknown = None if keep_alive else 0.0
-        return CostPlan(
-            usd_per_hour=None,
-            max_usd=None,
-            price_as_of=None,
-            warm_pool_usd=unknown,
-            ceiling_usd=spec.limits.cost,
-            over_limit_seconds=limits.over,
-            not_covered=not_covered,
-            accelerator_hours=round(most * hours, 1),
-            is_costly=worth > COSTLY_USD,
-        )
-    if any(choice.training_plan is not None for choice in spec.cluster.choices):
-        yield decision(
-            "cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them"
-        )
-    # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
-    estimate = math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100
-    warm = math.ceil(price.usd_per_hour * keep_alive / 36) / 100
-    hourly = round(price.usd_per_hour, 4)
-    if spec.limits.cost is not None and not price.usd_per_hour:
-        yield warning(
-            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound their use "
-            "by limits.runtime"
-        )
-    return CostPlan(
-        usd_per_hour=hourly,
-        max_usd=estimate,
-        price_as_of=price.as_of,
-        warm_pool_usd=warm,
+    plan = CostPlan(
+        usd_per_hour=None,
+        max_usd=None,
+        price_as_of=None,
+        warm_pool_usd=None if keep_alive else 0.0,
         ceiling_usd=spec.limits.cost,
         over_limit_seconds=limits.over,
         not_covered=not_covered,
         accelerator_hours=round(most * hours, 1),
         is_costly=worth > COSTLY_USD,
+    )
+    if isinstance(price, tuple):
+        yield warning(
+            f"no price is known for {', '.join(price)} in {region}: cloudtrain prices --refresh"
+        )
+        return plan
+    if any(choice.training_plan is not None for choice in spec.cluster.choices):
+        yield decision(
+            "cost: the instances of a training plan are paid in advance, so the estimate counts 0 for them"
+        )
+    if spec.limits.cost is not None and not price.usd_per_hour:
+        yield warning(
+            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound their use "
+            "by limits.runtime"
+        )
+    return replace(
+        plan,
+        usd_per_hour=round(price.usd_per_hour, 4),
+        # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
+        max_usd=math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100,
+        price_as_of=price.as_of,
+        warm_pool_usd=math.ceil(price.usd_per_hour * keep_alive / 36) / 100,
     )
 
 

@@ -24,10 +24,19 @@ from cloudtrain.support.aws_names import arn_pattern
 _INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 # Source: API reference of CreateJobQueue and ShareAttributes, 2026-11. botocore's model accepts any text here.
 _QUEUE = re.compile(rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}")
-_SHARE = re.compile(r"[A-Za-z0-9]{1,255}")
+_SHARE_FORM = matching(
+    re.compile(r"[A-Za-z0-9]{1,255}"),
+    "1 to 255 letters and digits",
+    "to list them: aws batch describe-scheduling-policies",
+)
+_LIST_QUOTA_SHARES = "to list them: aws batch list-quota-shares --job-queue QUEUE"
 # Source: CreateQuotaShareRequest in botocore 1.44.5.
-_QUOTA_SHARE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+_QUOTA_SHARE_FORM = matching(
+    re.compile(r"[A-Za-z0-9_-]{1,128}"),
+    "1 to 128 letters, digits, hyphens and underscores",
+    _LIST_QUOTA_SHARES,
+)
+_IMAGE = re.compile(r"[^@]*(?:@sha256:[0-9a-f]{64})?")
 _PLAN_FORM = matching(
     re.compile(arn_pattern("sagemaker", "training-plan/[A-Za-z0-9-]{1,64}")),
     "the ARN of a training plan",
@@ -105,9 +114,9 @@ class Queue(Section):
     """Name or ARN of a job queue of type SAGEMAKER_TRAINING, in the job's region."""
     priority: Annotated[Integer, Field(ge=0, le=9999)] | None = Field(None, examples=[100])
     """Priority among the jobs of one share, 0 to 9999, highest first; a first-in-first-out queue has no priorities."""
-    share: str | None = Field(None, examples=["research"])
+    share: Annotated[str, _SHARE_FORM] | None = Field(None, examples=["research"])
     """Fair-share identifier: required by a queue with a fair-share policy, rejected by one without."""
-    quota_share: str | None = Field(None, examples=["vision"])
+    quota_share: Annotated[str, _QUOTA_SHARE_FORM] | None = Field(None, examples=["vision"])
     """Quota share: required by a queue with a quota-share policy, rejected by one without."""
     preempt: Annotated[Integer, Field(ge=0)] | None = Field(None, examples=[3])
     """How often jobs of a quota share may preempt this one; the next preemption ends it; default: without limit."""
@@ -115,18 +124,8 @@ class Queue(Section):
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
         if not _QUEUE.fullmatch(self.name):
             hint = "to list them: aws batch describe-job-queues"
-            yield Diagnostic(
-                f'expected the name or ARN of a job queue, got "{self.name}"', ("name",), hint
-            )
-        if self.share is not None and not _SHARE.fullmatch(self.share):
-            message = f'expected 1 to 255 letters and digits, got "{self.share}"'
-            yield Diagnostic(
-                message, ("share",), "to list them: aws batch describe-scheduling-policies"
-            )
-        see = f"to list them: aws batch list-quota-shares --job-queue {self.name}"
-        if self.quota_share is not None and not _QUOTA_SHARE.fullmatch(self.quota_share):
-            message = f'expected 1 to 128 letters, digits, hyphens and underscores, got "{self.quota_share}"'
-            yield Diagnostic(message, ("quota_share",), see)
+            message = f'expected the name or ARN of a job queue, got "{self.name}"'
+            yield Diagnostic(message, ("name",), hint)
         if self.quota_share is not None and self.share is not None:
             message = "a queue has fair shares or quota shares: give share or quota_share, not both"
             yield Diagnostic(
@@ -137,7 +136,7 @@ class Queue(Section):
             yield Diagnostic(
                 message,
                 ("preempt",),
-                f"give quota_share, too; {see}",
+                f"give quota_share, too; {_LIST_QUOTA_SHARES}",
                 (("preempt",), ("quota_share",)),
             )
 
@@ -169,10 +168,10 @@ class Image(Section):
     """For an image in a registry that is neither ECR nor public.ecr.aws: {} or {credentials: ...}."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
-        if (error := _digest_error(self.uri)) is not None:
-            yield Diagnostic(
-                error, ("uri",), "write it as docker push prints it: repository@sha256:0123..."
-            )
+        if not _IMAGE.fullmatch(self.uri):
+            message = "expected an image whose digest is sha256: and 64 digits of 0-9 and a-f"
+            hint = "write it as docker push prints it: repository@sha256:0123..."
+            yield Diagnostic(message, ("uri",), hint)
 
 
 class Choice(NamedTuple):
@@ -283,15 +282,3 @@ class Cluster(Section):
     def types(self) -> tuple[str, ...]:
         """Every instance type that may be chosen, the preferred first."""
         return tuple(each.instance_type for each in self.choices)
-
-
-def _digest_error(image: str) -> str | None:
-    _, has_digest, digest = image.partition("@")
-    if not has_digest or _DIGEST.fullmatch(digest):
-        return None
-    algorithm, _, digits = digest.partition(":")
-    if algorithm != "sha256":
-        return f'the digest must begin with "sha256:", got "{digest}"'
-    if re.fullmatch("[0-9a-f]*", digits):
-        return f"a sha256 digest has 64 hexadecimal digits, got {len(digits)}"
-    return f'a sha256 digest has 64 digits of 0-9 and a-f, got "{digits}"'

@@ -21,7 +21,11 @@ _SHELL_VARIABLES = ("BASH_ENV", "SHELLOPTS", "PS4")
 """Bash starts the container and executes commands from these variables (bash(1), "Invocation")."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Source: botocore's model of TrainingEnvironmentKey."""
-_SECRET = re.compile(rf"(?:{arn_pattern('secretsmanager', 'secret:')})?[A-Za-z0-9/_+=.@-]{{1,512}}")
+_SECRET_FORM = matching(
+    re.compile(rf"(?:{arn_pattern('secretsmanager', 'secret:')})?[A-Za-z0-9/_+=.@-]{{1,512}}"),
+    "the name or ARN of a secret",
+    "to list them: aws secretsmanager list-secrets",
+)
 """Source: API reference of CreateSecret, 2026-11. AWS appends six characters to the name in an ARN."""
 _TASK_FORM = matching(
     re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
@@ -41,7 +45,7 @@ _ENTRIES = ("task", "script", "module", "command")
 class Secret(Section):
     """Environment variable whose value the run reads from AWS Secrets Manager, with its role, when it starts."""
 
-    secret: str = Field(examples=["team/wandb"])
+    secret: Annotated[str, _SECRET_FORM] = Field(examples=["team/wandb"])
     """Name or ARN of a secret; a name is looked up in the job's region."""
     key: str | None = Field(None, examples=["api_key"])
     """Key of a secret that is a JSON object; default: all of the secret's text."""
@@ -49,11 +53,6 @@ class Secret(Section):
     """Staging label of the version to read; default: the current version."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
-        if not _SECRET.fullmatch(self.secret):
-            hint = "to list them: aws secretsmanager list-secrets"
-            yield Diagnostic(
-                f'expected the name or ARN of a secret, got "{self.secret}"', ("secret",), hint
-            )
         for name in ("key", "stage"):
             if getattr(self, name) == "":
                 yield Diagnostic("expected a name, got nothing", (name,), "leave it out")
