@@ -81,13 +81,17 @@ class JobFields(Section):
     """The code folder and what is started in it."""
     cluster: Cluster = Field(examples=[{"instance_type": "ml.p4d.24xlarge"}])
     """The instances that the job runs on."""
-    data: dict[str, ChannelOrUri] = Field(default_factory=dict)
+    data: dict[str, ChannelOrUri] = Field(
+        default_factory=dict, examples=[{"train": "s3://my-bucket/data"}]
+    )
     """Input channels by name."""
     train: Train | None = None
     """How the shared entrypoint trains a Task (with code.task only)."""
-    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
+    checkpoint: Checkpoint = Field(
+        default_factory=Checkpoint.model_construct, examples=[{"every": "10m"}]
+    )
     """Where and how often the run saves checkpoints."""
-    limits: Limits = Field(default_factory=Limits.model_construct)
+    limits: Limits = Field(default_factory=Limits.model_construct, examples=[{"runtime": "24h"}])
     """Limits of the run's time, cost and retries."""
     metrics: dict[MetricName, MetricPattern] = Field(
         default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}]
@@ -99,7 +103,7 @@ class JobFields(Section):
     """Where and how the model and the other outputs are stored."""
     notify: Notify | None = None
     """Who gets a message when a run ends."""
-    tags: dict[str, Text] = Field(default_factory=dict)
+    tags: dict[str, Text] = Field(default_factory=dict, examples=[{"team": "vision"}])
     """AWS tags of the job."""
     report: bool = False
     """Write report.html into the folder of a local run when it ends (the setting `report` does so for every run)."""
