@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from support.jobs import Cli
 from support.plans import SETTINGS, PlanOf, local, refusal
 
+from cloudtrain.backends.container.machine import this_machine
 from cloudtrain.backends.local.target import LocalTarget
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices, service_limits
@@ -425,3 +427,17 @@ def test_a_training_step_refuses_other_loops(
     assert cli("validate", job(f"{text}train: {{steps: 2}}\n", mine_py=code)).err == ""
     refused = cli("validate", job(f"{text}train: {{steps: 2, {train}}}\n", mine_py=code))
     assert f"train.{field}: does not work with training_step()" in refused.err
+
+
+def test_a_local_plan_names_the_torch_of_this_machine(plan_of: PlanOf) -> None:
+    machine = Machine(gpus=0, torch="2.9.1+cpu")
+    here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), machine)
+    own = "framework: PyTorch 2.9.1+cpu of this machine; AWS's image has"
+    for overrides, image in (
+        ((), "2.14, the newest that torch_distributed works with"),
+        (('cluster.framework="2.13"',), "2.13"),
+    ):
+        decisions = plan_of(*overrides, target=here).decisions
+        found = [text for text in decisions if text.startswith("framework: ")]
+        assert found == [f"{own} {image}"]
+    assert this_machine().torch == metadata.version("torch")

@@ -52,6 +52,7 @@ class Machine:
         has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
         has_tensorboard: Whether the package tensorboard is installed.
         cards: How many of the GPUs NCCL can use together; None for all. MIG instances count as one.
+        torch: Version of its PyTorch; empty if it is unknown.
     """
 
     gpus: int
@@ -59,6 +60,7 @@ class Machine:
     has_ml_namespace: bool = True
     has_tensorboard: bool = True
     cards: int | None = None
+    torch: str = ""
 
     @property
     def has_mig(self) -> bool:
@@ -98,7 +100,7 @@ def choose_placement(
     if machine is not None and region not in catalog.image_regions():
         # A local run pulls no image.
         region = _OTHER_REGION
-    image, framework = yield from _image(spec, distribution, known, region, today)
+    image, framework = yield from _image(spec, distribution, known, region, today, machine)
     processes = yield from _processes(spec, instances, machine, shares_out=shares_out)
     cluster = ClusterPlan(
         instance_type=spec.cluster.types[0],
@@ -183,7 +185,12 @@ def _distribution(spec: JobSpec, known: list[catalog.Instance]) -> Step[str]:
 
 
 def _image(
-    spec: JobSpec, distribution: str, known: list[catalog.Instance], region: str, today: date
+    spec: JobSpec,
+    distribution: str,
+    known: list[catalog.Instance],
+    region: str,
+    today: date,
+    machine: Machine | None,
 ) -> Step[tuple[str, str | None]]:
     kinds = {instance.gpus != 0 for instance in known}
     if len(kinds) > 1:
@@ -198,9 +205,11 @@ def _image(
         yield from _refuse_region(region)
         return "", None
     gpus = sorted({instance.gpu for instance in known if instance.gpu is not None})
-    image = yield from _framework(spec, distribution, gpus, region)
+    image = yield from _framework(spec, distribution, gpus, region, machine)
     if image is None:
         return "", None
+    if machine is not None and spec.cluster.framework is not None:
+        yield decision(_describe_framework(image, machine))
     yield from _warn_about_end(image, today)
     return catalog.image_uri(image, region=region, gpu=kinds != {False}), image.framework
 
@@ -217,7 +226,7 @@ def _refuse_region(region: str) -> Iterator[Diagnostic]:
 
 
 def _framework(
-    spec: JobSpec, distribution: str, gpus: list[str], region: str
+    spec: JobSpec, distribution: str, gpus: list[str], region: str, machine: Machine | None
 ) -> Step[catalog.Image | None]:
     """Return AWS's image for the requested PyTorch version, by default the newest that the job can use."""
     needs_smddp = distribution != TORCH_DISTRIBUTED
@@ -229,9 +238,8 @@ def _framework(
         if not fitting:
             yield _gpu_error(serving[0], gpus, "none of AWS's images has them")
             return None
-        text = (
-            f"framework: PyTorch {fitting[0].framework}, the newest that {distribution} works with"
-        )
+        text = _describe_framework(fitting[0], machine)
+        text += f", the newest that {distribution} works with"
         if fitting[0] is not serving[0]:
             text += f" on {' and '.join(gpus)}"
         if len(images) < len(catalog.images()):
@@ -262,6 +270,14 @@ def _framework(
         others = ", ".join(image.framework for image in images if not _unsupported(image, gpus))
         yield _gpu_error(found, gpus, f"these have: {others}" if others else "no other has")
     return found
+
+
+def _describe_framework(image: catalog.Image, machine: Machine | None) -> str:
+    """Return the PyTorch that a run uses; of a local run this machine's, beside that of the image."""
+    if machine is None:
+        return f"framework: PyTorch {image.framework}"
+    own = f"PyTorch {machine.torch}".rstrip()
+    return f"framework: {own} of this machine; AWS's image has {image.framework}"
 
 
 def _unsupported(image: catalog.Image, gpus: list[str]) -> list[str]:

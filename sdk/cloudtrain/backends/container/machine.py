@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import os
@@ -54,15 +55,21 @@ def is_disk_full(folder: Path) -> bool:
 
 def this_machine() -> Machine:
     """Return what a plan needs to know about this machine."""
+    from importlib import metadata
+
     from cloudtrain.backends.container.mount_namespace import is_available
 
     gpus = visible_gpus()
+    torch = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
     return Machine(
         gpus=len(gpus),
         cards=count_cards(gpus),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
         has_tensorboard=importlib.util.find_spec("tensorboard") is not None,
+        torch=torch,
     )
 
 
