@@ -10,9 +10,12 @@ import torch.distributed as dist
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.run_context import Context
 
-_GLOO_BYTES = 2**20
-_GPU_BYTES = 2**28
-"""The largest saturates a network of 3200 Gbit/s; a round takes some ten milliseconds."""
+_PROBE_BYTES = 2**18
+_MIN_BYTES, _MAX_BYTES = 2**20, 2**28
+"""The maximum saturates a network of 3200 Gbit/s; a round takes some ten milliseconds."""
+
+_BUDGET_SECONDS = {"gloo": 0.01, "nccl": 0.3, "smddp": 0.3}
+"""Time limit of all rounds together, by backend."""
 
 _ROUNDS = 3
 _WARNING_SHARE = 0.2
@@ -64,13 +67,13 @@ def measure_bandwidth(context: Context) -> tuple[int, float]:
 
     All ranks call this, and get the same result.
     """
-    device = context.device
-    size = _GPU_BYTES
-    if context.backend == "gloo":
-        device = torch.device("cpu")
-        size = _GLOO_BYTES
-    # The first one also connects the ranks.
-    _all_reduce_seconds(size, device)
+    device = torch.device("cpu") if context.backend == "gloo" else context.device
+    _all_reduce_seconds(_PROBE_BYTES, device)  # the first one also connects the ranks
+    probe = min(_slowest(_all_reduce_seconds(_PROBE_BYTES, device)) for _ in range(_ROUNDS))
+    budget = _BUDGET_SECONDS[context.backend] / _ROUNDS
+    # The probe time is the same on all ranks, so they choose the same size.
+    fitting = int(_PROBE_BYTES * budget / max(probe, 1e-6))
+    size = 2 ** (min(max(fitting, _MIN_BYTES), _MAX_BYTES).bit_length() - 1)
     return size, min(_slowest(_all_reduce_seconds(size, device)) for _ in range(_ROUNDS))
 
 
