@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,8 @@ _ADVICE = {
 
 _DELETING = ".deleting-"
 
+StepOf = Callable[[str], int | None]
+
 
 class FolderStorage:
     """Checkpoints below a folder that all ranks share. An unfinished one has a hidden name until a rename.
@@ -49,17 +50,18 @@ class FolderStorage:
         self.root = root.absolute()
         self.uri = machine_path(self.root, os.environ).as_uri()
 
-    def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
+    def folders(self, step_of: StepOf = step_of_folder) -> dict[str, dict[str, int]]:
         """Return folders by name, with the sizes in bytes of all files below them by path.
 
-        Without a pattern for their names, these are the folders of checkpoints, finished or not.
+        Args:
+            step_of: Returns the step of a checkpoint's folder, finished or not, by its name; None for others.
         """
         try:
             paths = sorted(self.root.iterdir())
         except FileNotFoundError:
             # Only this error means that there are none: a failing disk may hold the run's checkpoints.
             return {}
-        wanted = (path for path in paths if _is_wanted(path.name, name) and path.is_dir())
+        wanted = (path for path in paths if step_of(path.name) is not None and path.is_dir())
         return {path.name: _sizes(path) for path in wanted}
 
     def read(self, folder: str, file: str) -> bytes | None:
@@ -195,12 +197,6 @@ def _delete_folder(folder: Path) -> None:
         folder.rmdir()
 
 
-def _is_wanted(folder: str, name: re.Pattern[str] | None) -> bool:
-    if name is None:
-        return step_of_folder(folder) is not None
-    return name.fullmatch(folder) is not None
-
-
 def _sizes(folder: Path) -> dict[str, int]:
     def fail(error: OSError) -> None:
         # A folder may disappear while it is listed: another attempt has renamed or deleted it.
@@ -234,13 +230,14 @@ class S3Storage:
         self.uri = uri.rstrip("/")
         self._objects = S3Objects(self.uri)
 
-    def folders(self, name: re.Pattern[str] | None = None) -> dict[str, dict[str, int]]:
+    def folders(self, step_of: StepOf = step_of_folder) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for key, size in self._objects.sizes("").items():
             folder, _, file = key.partition("/")
             # Folders that were copied from a local run while they were written are no checkpoints
             # of this prefix.
-            if file and _is_wanted(folder, name) and not folder.startswith(WRITING_PREFIX):
+            is_checkpoint = step_of(folder) is not None and not folder.startswith(WRITING_PREFIX)
+            if file and is_checkpoint:
                 found.setdefault(folder, {})[file] = size
         return dict(sorted(found.items()))
 

@@ -79,7 +79,7 @@ def parse_marker(content: bytes | None) -> Marker | None:
 def list_trainer_checkpoints(storage: Storage) -> list[SavedCheckpoint]:
     """Return the checkpoints of attached trainers in a storage, oldest first. Sizes are compared, not content."""
     found = []
-    for name, files in storage.folders(_NAME).items():
+    for name, files in storage.folders(step_of_trainer_folder).items():
         marker = None
         if MARKER in files:
             marker = parse_marker(storage.read(name, MARKER))
