@@ -29,6 +29,14 @@ _NO_GPU = re.compile(
 _LAST_WITH_IT = {"pkg_resources": "setuptools<82"}
 """Modules that newer releases of their package no longer have."""
 
+_BESIDE = (
+    "{module} is {path} of the bundle, and no package is missing: Python looks for it beside the program that it starts. "
+    "Let it find the folder"
+)
+_HIDDEN = (
+    "An installed package is named {module}, too, and hides {path} of the bundle: rename yours, or let Python find it "
+    "first"
+)
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 
@@ -41,11 +49,11 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
         advice = _include_excluded(facts, lambda name: name.rstrip("/").rpartition("/")[2] in files)
         return (
             advice
-            or _import_bundled(module, facts)
+            or _find_bundled(module, facts, _BESIDE)
             or _install(module, action, facts, is_local=is_local)
         )
     if (found := _NAME.search(message)) is not None and (
-        advice := _show_hidden(found["module"], facts)
+        advice := _find_bundled(found["module"], facts, _HIDDEN)
     ):
         return advice
     if (found := _FILE.search(message)) is not None and (
@@ -76,28 +84,13 @@ def _advise_local(action: str, message: str) -> str:
     return action
 
 
-def _import_bundled(module: str, facts: Facts) -> str | None:
-    """Return the action for a module that the bundle has, so that no package is missing; None for any other one."""
+def _find_bundled(module: str, facts: Facts, text: str) -> str | None:
+    """Return a text about a module of the bundle, and the line by which Python finds it; None for any other module."""
     path = facts.get(f"{BUNDLED_MODULE}{module}")
     if path is None:
         return None
     folder = path.rpartition("/")[0] or "."
-    return (
-        f"{module} is {path} of the bundle, and no package is missing: Python looks for it beside the program that it "
-        f"starts. Let it find the folder: code.env {{PYTHONPATH: {folder}}}."
-    )
-
-
-def _show_hidden(module: str, facts: Facts) -> str | None:
-    """Return the action for a module of the bundle in whose place Python has imported a package; None for others."""
-    path = facts.get(f"{BUNDLED_MODULE}{module}")
-    if path is None:
-        return None
-    folder = path.rpartition("/")[0] or "."
-    return (
-        f"An installed package is named {module}, too, and hides {path} of the bundle: rename yours, or let Python find it "
-        f"first: code.env {{PYTHONPATH: {folder}}}."
-    )
+    return f"{text.format(module=module, path=path)}: code.env {{PYTHONPATH: {folder}}}."
 
 
 def _start_as_module(facts: Facts) -> str | None:
