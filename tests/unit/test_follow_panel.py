@@ -283,7 +283,7 @@ def test_unknown_total_steps_show_a_counter_without_bar() -> None:
     status = dataclasses.replace(
         TRAINING, progress=fold_events(steps(0, 610, began=175, total=None))
     )
-    assert panel_lines(status, 80)[2] == "progress     step 610, 1 epochs"
+    assert panel_lines(status, 80)[2] == "progress     step 610, 1 epoch"
 
 
 def test_cloud_error_is_shown_with_the_age_of_the_status() -> None:

@@ -366,8 +366,33 @@ def test_a_task_whose_work_is_done_is_leaving() -> None:
     done = {"event": "finished", "step": 20, "time": 100.0, "epochs": 1, "seconds": 9.0}
     assert running().describe_rest(145.0) != "leaving for 45s"
     assert running(done).describe_rest(145.0) == "leaving for 45s"
-    assert progress_row(running(done), 145.0) == ("progress", "step 20, 1 epochs, leaving for 45s")
+    assert progress_row(running(done), 145.0) == ("progress", "step 20, 1 epoch, leaving for 45s")
     ended = dataclasses.replace(running(done), state=State.SUCCEEDED)
     assert ended.describe_rest(145.0) == ""
     again = {"event": "started", "step": 20, "total_steps": 40, "world_size": 2}
     assert running(done, again).describe_rest(145.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "expected"),
+    [
+        (1, 1, "on 1 rank (cpu, gloo), 1 step"),
+        (2, 1200, "on 2 ranks (cpu, gloo), 1,200 steps"),
+        (2, None, "on 2 ranks (cpu, gloo)"),
+    ],
+)
+def test_a_start_has_its_numbers_with_their_nouns(
+    ranks: int, steps: int | None, expected: str
+) -> None:
+    event = {
+        "event": "started",
+        "step": 0,
+        "parameters": 10,
+        "world_size": ranks,
+        "device": "cpu",
+        "backend": "gloo",
+        "total_steps": steps,
+        "resumed_from": None,
+    }
+    line = LogLine("algo-1", f"CLOUDTRAIN {json.dumps(event)}")
+    assert format_log_line(line) == f"training 10 parameters {expected}"

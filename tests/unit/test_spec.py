@@ -375,7 +375,7 @@ def test_local_data_must_exist_for_each_instance(job: WriteJob, tmp_path: Path) 
     (data / "one").write_text("1")
     assert JobSpec.from_yaml(path, [f"data.train={data}"]).data["train"].uri == str(data)
     found = problems_of(path, f"data.train={{uri: {data}, sharded: true}}")
-    assert "1 files for 2 instances: 1 would get none; use at least 2 files" in found[0]
+    assert "1 file for 2 instances: 1 would get none; use at least 2 files" in found[0]
 
 
 def test_other_mistakes_are_refused(job: WriteJob, tmp_path: Path) -> None:

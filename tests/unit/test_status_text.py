@@ -134,7 +134,7 @@ def test_the_texts_of_the_corpus() -> None:
     assert found["without a price"] == "price unknown"
     assert found["pending"] == "0.00 USD"
     assert found["local"] == ""
-    assert describe_steps(STATUSES["without a total"]) == "step 610, 1 epochs"
+    assert describe_steps(STATUSES["without a total"]) == "step 610, 1 epoch"
     assert describe_progress(STATUSES["for years"], NOW).endswith(" steps, more than a year left")
     assert shown_reason(STATUSES["interrupted"]) == "Training job waiting for capacity"
     assert shown_reason(TRAINING) == ""

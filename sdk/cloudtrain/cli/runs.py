@@ -38,6 +38,7 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
 from cloudtrain.support.features import find_offer, offer
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 
 
@@ -414,8 +415,7 @@ def rm(
             status.reference: removal.folder_bytes(removal.folder_of(status))
             for status in found.runs
         }
-    plural = "" if len(sizes) == 1 else "s"
-    total = f"{len(sizes)} run{plural}, {format_size(sum(sizes.values()))}"
+    total = f"{count(len(sizes), 'run')}, {format_size(sum(sizes.values()))}"
     if not as_json:
         rows = [
             (each.reference, str(each.state), format_size(sizes[each.reference]))

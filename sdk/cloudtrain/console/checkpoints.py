@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name, print_columns, print_message
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -31,9 +32,9 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
     """Print which checkpoints are intact, and what is wrong with the others."""
     for each in found:
-        words = {"complete": f"verified, {format_size(each.bytes)} in {each.files} files"}.get(
-            each.state, each.state
-        )
+        words = {
+            "complete": f"verified, {format_size(each.bytes)} in {count(each.files, 'file')}"
+        }.get(each.state, each.state)
         print(f"{each.name}  {words}" + (f": {each.why}" if each.why else ""))
     damaged = [each for each in found if each.state == "damaged"]
     unreadable = [each for each in found if each.state == "unreadable"]
@@ -50,7 +51,7 @@ def print_verified(found: Sequence[SavedCheckpoint]) -> None:
 def print_exported(done: ExportedCheckpoint) -> None:
     """Print the exported file and its source."""
     print(
-        f"{done.path}: {done.tensors:,} tensors, {done.elements:,} elements, {format_size(done.bytes)}, "
+        f"{done.path}: {count(done.tensors, 'tensor')}, {count(done.elements, 'element')}, {format_size(done.bytes)}, "
         f"of {done.checkpoint.uri}"
     )
     if done.skipped:

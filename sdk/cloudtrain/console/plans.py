@@ -118,7 +118,9 @@ def _global_batch(batch: BatchPlan, train: TrainConfig | None) -> str:
 def _code(plan: Plan) -> str:
     """Return the row of the code, with its folders outside of the job's: whose they are is for the reader to judge."""
     bundle = plan.bundle
-    text = f"{bundle.files} files, {format_size(bundle.bytes)}, sha256 {bundle.digest[:12]}"
+    text = (
+        f"{count(bundle.files, 'file')}, {format_size(bundle.bytes)}, sha256 {bundle.digest[:12]}"
+    )
     code = plan.job_document.get("code", {})
     folders = (code.get("directory", "."), *code.get("include", ()))
     elsewhere = [each for each in folders if os.path.normpath(each).startswith(("..", os.sep))]
@@ -219,7 +221,7 @@ def _data_rows(plan: Plan) -> list[Row]:
                 size += sum(sizes)
         rows.append(("data", ", ".join(words)))
     if uploads:
-        text = f"code and data, {files} files, {format_size(size)}; code that S3 has is not uploaded again"
+        text = f"code and data, {count(files, 'file')}, {format_size(size)}; code that S3 has is not uploaded again"
         rows.append(("upload", text))
     return rows
 
@@ -276,9 +278,9 @@ def _parallel(parallel: ParallelConfig, world_size: int) -> str:
 
 def _length(length: LengthPlan) -> str:
     if length.steps is None:
-        return f"{length.epochs} epochs; the number of steps depends on the dataset"
-    samples = f", {length.samples:,} samples" if length.samples is not None else ""
-    return f"{length.steps:,} steps{samples}"
+        return f"{count(length.epochs or 0, 'epoch')}; the number of steps depends on the dataset"
+    samples = f", {count(length.samples, 'sample')}" if length.samples is not None else ""
+    return f"{count(length.steps, 'step')}{samples}"
 
 
 def _checkpoints(plan: Plan) -> str:
@@ -302,7 +304,7 @@ def _cost(plan: Plan) -> str:
     age = 0
     if cost.price_as_of:
         age = (plan.created.date() - date.fromisoformat(cost.price_as_of)).days
-    dated = f"prices of {cost.price_as_of}, {age} days old"
+    dated = f"prices of {cost.price_as_of}, {count(age, 'day')} old"
     estimate = f"estimate {format_usd(cost.max_usd)} at its time limit"
     if cost.warm_pool_usd:
         estimate += f", {format_usd(cost.warm_pool_usd)} of it for the warm pool"
@@ -321,7 +323,7 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
     for size, name, why in rows:
         print(f"{format_size(size):>10}  {name}  ({why})")
     info = contents.info
-    print(f"{format_size(info.bytes):>10}  in {info.files} files, sha256 {info.digest}")
+    print(f"{format_size(info.bytes):>10}  in {count(info.files, 'file')}, sha256 {info.digest}")
     if contents.left_out:
         print("excluded:")
         lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
@@ -346,7 +348,7 @@ def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str
         top, slash, _ = name.partition("/")
         sums.setdefault((f"{top}{slash}", why), []).append(size)
     return [
-        (sum(sizes), f"{name} {len(sizes)} files" if name.endswith("/") else name, why)
+        (sum(sizes), f"{name} {count(len(sizes), 'file')}" if name.endswith("/") else name, why)
         for (name, why), sizes in sums.items()
     ]
 

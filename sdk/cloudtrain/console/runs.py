@@ -46,7 +46,7 @@ from cloudtrain.runs.status import (
     describe_state,
     shown_reason,
 )
-from cloudtrain.support.notebook.summary import Row
+from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.hosts import sort_hosts
@@ -226,9 +226,11 @@ def _started(event: Event) -> str:
     resumed = ""
     if event.get("resumed_from"):
         resumed = f", resumed from step {event['step']}"
+    # The number of steps of a stream is unknown.
+    steps = "" if event["total_steps"] is None else f", {count(event['total_steps'], 'step')}"
     return (
-        f"training {event['parameters']:,} parameters on {event['world_size']} ranks "
-        f"({event['device']}, {event['backend']}), {event['total_steps']} steps{resumed}"
+        f"training {event['parameters']:,} parameters on {count(event['world_size'], 'rank')} "
+        f"({event['device']}, {event['backend']}){steps}{resumed}"
     )
 
 
@@ -364,7 +366,9 @@ _EVENTS: dict[str, Callable[[Event], str | None]] = {
     "ranks": _ranks,
     "leaving": lambda event: None,  # noqa: ARG005 (the rank prints it, too)
     "stopped": _stopped,
-    "finished": lambda event: f"finished {event['step']} steps in {event['seconds']:.1f} s",
+    "finished": lambda event: (
+        f"finished {count(event['step'], 'step')} in {event['seconds']:.1f} s"
+    ),
 }
 
 

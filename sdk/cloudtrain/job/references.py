@@ -36,6 +36,7 @@ from cloudtrain.support.file_pointers import (
     find_pointers,
     pointer_kind_of,
 )
+from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import task_signatures
 from cloudtrain_runtime.contract.placeholders import PLACEHOLDERS, names_in
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
@@ -302,8 +303,8 @@ def _check_channel(spec: JobFields, name: str, path: Path) -> Iterator[Diagnosti
         what = f"; {pointers.message}" if pointers.message else ""
         hint = pointers.hint or "put the data there, or name another folder"
         yield Diagnostic(f"there are no files in {path}{what}", at, hint)
-    elif spec.data[name].sharded and (count := _count_files(path, instances)) < instances:
-        message = f"{count} files for {instances} instances: {instances - count} would get none"
+    elif spec.data[name].sharded and (found := _count_files(path, instances)) < instances:
+        message = f"{count(found, 'file')} for {count(instances, 'instance')}: {instances - found} would get none"
         hint = f"use at least {instances} files, or sharded: false"
         yield Diagnostic(message, ("data", name, "sharded"), hint, (at, ("cluster", "instances")))
 

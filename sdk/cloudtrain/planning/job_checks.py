@@ -26,6 +26,7 @@ from cloudtrain.planning.storage_layout import ResumeSource, local_uri, split_ch
 from cloudtrain.secrets.values import contains_secret, is_secret_argument, is_secret_variable
 from cloudtrain.support.container_paths import CHECKPOINTS
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import OUTPUTS_FOLDER
@@ -177,7 +178,7 @@ def warn_about_code(
         return
     if train.steps is not None and every.steps is not None and every.steps > train.steps:
         yield warning(
-            f"the run ends after {train.steps} steps, before the first checkpoint at step {every.steps}"
+            f"the run ends after {count(train.steps, 'step')}, before the first checkpoint at step {every.steps}"
         )
     if every.seconds is not None and every.seconds > spec.limits.runtime:
         yield warning(
@@ -188,7 +189,9 @@ def warn_about_code(
         and train.evaluate
         and (train.evaluate.every.steps or 0) > train.steps
     ):
-        yield warning(f"the run ends after {train.steps} steps, before the first evaluation")
+        yield warning(
+            f"the run ends after {count(train.steps, 'step')}, before the first evaluation"
+        )
 
 
 def describe_outputs(spec: JobSpec, checkpoints: str) -> Iterator[Diagnostic]:

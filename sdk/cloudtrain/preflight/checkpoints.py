@@ -12,6 +12,7 @@ from cloudtrain.planning.storage_layout import split_checkpoint
 from cloudtrain.preflight.base import CheckContext, UnansweredError, command, find
 from cloudtrain.preflight.storage import count_objects
 from cloudtrain.support.checks import Check, failed, passed
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
@@ -190,8 +191,8 @@ def _check_script(context: CheckContext, uri: str, own: _FolderContent) -> Check
     Only the script can interpret the copied files.
     """
     found = []
-    if count := sum(len(files) for files in own.folders.values()) + len(own.foreign):
-        found.append(f"{count:,} objects below {uri} are copied to /opt/ml/checkpoints first")
+    if number := sum(len(files) for files in own.folders.values()) + len(own.foreign):
+        found.append(f"{count(number, 'object')} below {uri} to copy to /opt/ml/checkpoints first")
     config = context.plan.config.checkpoint
     place = config.uri if config.resume in ("auto", "never") else config.resume
     newest = None
@@ -227,7 +228,8 @@ def _newest_at(context: CheckContext, uri: str, run: str) -> Manifest | None:
 def _check_no_checkpoint(uri: str, own: _FolderContent, run: str) -> Check:
     """Check a folder without a complete checkpoint: fail if it is another run's, which `checkpoint.resume` named."""
     if own.foreign:
-        message = f"{len(own.foreign):,} objects below {uri} do not belong to checkpoints, such as {own.foreign[0]}"
+        objects = count(len(own.foreign), "object")
+        message = f"{objects} below {uri} outside of checkpoints, such as {own.foreign[0]}"
         return failed(
             "checkpoints", message, f"give the run its own folder: --set checkpoint.uri={uri}/{run}"
         )

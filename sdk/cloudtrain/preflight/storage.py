@@ -24,6 +24,7 @@ from cloudtrain.preflight.base import (
 )
 from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.data_files import data_files
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
@@ -106,8 +107,7 @@ class Listing:
 
     def __str__(self) -> str:
         at_least = "" if self.is_complete else "at least "
-        plural = "" if len(self.sizes) == 1 else "s"
-        return f"{at_least}{len(self.sizes):,} object{plural}, {format_size(self.total_bytes)}"
+        return f"{at_least}{count(len(self.sizes), 'object')}, {format_size(self.total_bytes)}"
 
 
 @dataclass(frozen=True)

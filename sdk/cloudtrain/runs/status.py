@@ -17,7 +17,7 @@ from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.backend_facts import facts_of
-from cloudtrain.support.notebook.summary import Row, Summary
+from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.redaction import redact
@@ -303,8 +303,7 @@ class Status:
         reason = ": ".join(
             text for text in (_MISSED_REASONS.get(kind, kind), missed.get("detail")) if text
         )
-        count = missed.get("missed", 1)
-        intervals = f"{count} interval" if count == 1 else f"{count} intervals"
+        intervals = count(missed.get("missed", 1), "interval")
         return f"no checkpoint for {intervals} ({last}): {reason or 'unknown reason'}"
 
     def usd_at_risk(self, now: float | None = None) -> float | None:
@@ -508,9 +507,9 @@ def describe_unmatched(names: Iterable[str]) -> str:
     return f"metrics: no line of rank 0's output had a value of {', '.join(names)}; compare the patterns with the log"
 
 
-def describe_falls(count: int) -> str:
+def describe_falls(falls: int) -> str:
     """Return a message about steps of a script that have become smaller without a restart."""
-    times = "once" if count == 1 else f"{count} times"
+    times = "once" if falls == 1 else f"{falls} times"
     return (
         f"the step begins again: it fell {times} without a restart, and of two values at one step only the newer is "
         "kept. Report steps that count through all epochs, or add metrics.epoch, a pattern that finds the epoch"
@@ -526,10 +525,10 @@ def describe_lost_files(event: Event) -> str:
         named += ", ..."
     least = "" if event.get("is_complete", True) else "at least "
     files = event["unkept_files"]
-    noun, verb = ("file", "is") if files == 1 else ("files", "are")
+    verb = "is" if files == 1 else "are"
     size = format_size(event["unkept_bytes"])
     return (
-        f"{least}{files} {noun} ({size}) {verb} not kept: {named}. "
+        f"{least}{count(files, 'file')} ({size}) {verb} not kept: {named}. "
         f"Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept{_outputs_line(lost)}"
     )
 
@@ -549,7 +548,7 @@ def _describe_lost(lost: Mapping[str, Any]) -> str:
     size = format_size(lost["bytes"])
     is_folder = lost["path"].endswith("/")
     if is_folder and lost["files"] > 1:
-        return f"{lost['path']} ({lost['files']} files, {size})"
+        return f"{lost['path']} ({count(lost['files'], 'file')}, {size})"
     return f"{lost['path']} ({size})"
 
 
@@ -602,7 +601,7 @@ def describe_steps(status: Status) -> str:
         return ""
     if progress.total_steps:
         return f"{progress.last_step:,}/{progress.total_steps:,} steps"
-    epochs = f", {progress.last_epoch} epochs" if progress.last_epoch else ""
+    epochs = f", {count(progress.last_epoch, 'epoch')}" if progress.last_epoch else ""
     return f"step {progress.last_step:,}{epochs}"
 
 

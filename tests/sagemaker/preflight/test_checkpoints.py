@@ -177,7 +177,7 @@ def test_a_script_that_saves_by_the_api(account: Front, checks: Checks) -> None:
     )
     put(f"cloudtrain/{other}/checkpoints/epoch-3.pt", b"1")
     assert (
-        "1 objects below" in checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"].detail
+        "1 object below" in checks(f"checkpoint.resume={other}", text=SCRIPT)["checkpoints"].detail
     )
     one = (
         f"checkpoint.resume=s3://cloudtrain-test/cloudtrain/{other}/steps/checkpoints/step-0000000"
@@ -199,7 +199,7 @@ def test_a_script_that_resumes_a_run_without_checkpoints(account: Front, checks:
     )  # SageMaker copies the checkpoints of an isolated Task, as it does for a script
     assert "no complete checkpoint" in only_failure(isolated, "checkpoints").detail
     put("cloudtrain/demo-261120-101500-1a2b3c/checkpoints/epoch-3.pt", b"1")
-    assert "1 objects" in checks(resume, text=SCRIPT)["checkpoints"].detail
+    assert "1 object below" in checks(resume, text=SCRIPT)["checkpoints"].detail
     elsewhere = "checkpoint.resume=s3://cloudtrain-test/nothing-there"
     assert (
         "no complete checkpoint"

@@ -73,7 +73,7 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
     print_columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
     others = len(table) - len(rows)
     print(
-        f"{region}: the oldest price is of {prices.as_of(region)}, {prices.age_days(region, today)} days ago"
+        f"{region}: the oldest price is of {prices.as_of(region)}, {count(prices.age_days(region, today), 'day')} ago"
     )
     if unknown := list(_unpriced_fabric_types(prices, region)):
         print(f"unknown: {', '.join(unknown)}")

@@ -347,7 +347,7 @@ def _summarize(costs: Costs) -> Summary:
     rows.append(("saved by spot", f"{format_usd(total.saved_usd)}"))
     rows.append(("lost", f"{format_usd(total.interrupted_usd + total.failed_usd)}"))
     rows += [
-        (group.name or "(none)", f"{format_usd(group.cost_usd)}, {group.runs} runs")
+        (group.name or "(none)", f"{format_usd(group.cost_usd)}, {count(group.runs, 'run')}")
         for group in costs.groups
     ]
-    return Summary(f"Costs of {total.runs} runs by {costs.by}", rows)
+    return Summary(f"Costs of {count(total.runs, 'run')} by {costs.by}", rows)

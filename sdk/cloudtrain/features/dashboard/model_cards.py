@@ -19,6 +19,7 @@ from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.redaction import redact
@@ -227,7 +228,7 @@ class _Facts:
             commit = f"{source['commit']}{changes}"
         content = ""
         if code.get("digest"):
-            content = f"sha256 {code['digest']}, {code['files']} files"
+            content = f"sha256 {code['digest']}, {count(code['files'], 'file')}"
         step = self._step()
         rows = {
             "entry": f"`{self._part('command').get('text', '')}`",

@@ -45,6 +45,7 @@ from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.checks import Check, failed, passed, unknown
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import Cadence
 
 STEPS = 12
@@ -151,8 +152,8 @@ class Engine:
             )
             yield from scripts.checks(self.on_progress)
             return
-        plural = "s" if driver.ranks > 1 else ""
-        self.on_progress(f"training {driver.last_step} steps on {driver.ranks} rank{plural}")
+        steps = count(driver.last_step, "step")
+        self.on_progress(f"training {steps} on {count(driver.ranks, 'rank')}")
         try:
             run = driver.start()
             driver.wait_for_first_step(run)
@@ -238,11 +239,10 @@ def judge_reference(reference: Ended, driver: RunDriver) -> Iterator[Check]:
     saved_step = saved.step if saved is not None else 0
     steps = max(losses, default=saved_step)
     if driver.spec.code.task is None and ranks > 1 and not joined:
-        text = f"{steps} steps on {ranks} ranks{shown}; {UNSEEN_GROUP}"
+        text = f"{count(steps, 'step')} on {count(ranks, 'rank')}{shown}; {UNSEEN_GROUP}"
         yield unknown(TRAINS, text)
         return
-    plural = "s" if ranks > 1 else ""
-    text = f"{steps} steps on {ranks} rank{plural}, all in the process group{shown}"
+    text = f"{count(steps, 'step')} on {count(ranks, 'rank')}, all in the process group{shown}"
     yield passed(TRAINS, text)
 
 

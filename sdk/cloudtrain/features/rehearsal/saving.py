@@ -12,6 +12,7 @@ from cloudtrain.features.rehearsal.runs import Ended, RunDriver
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.checks import Check, failed, passed
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.saved_checkpoint import COMPLETE
@@ -60,7 +61,7 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
     seconds = max(float(event.get("seconds") or 0.0) for event in events)
     cluster = seconds_on_cluster(plan, found.bytes)
     detail = (
-        f"step {step} verified: {format_size(found.bytes)} in {found.files} files, {seconds:.1f} s here; "
+        f"step {step} verified: {format_size(found.bytes)} in {count(found.files, 'file')}, {seconds:.1f} s here; "
         f"on the cluster about {cluster:.1f} s, at an assumed {upload_rate(plan) / 10**6:,.0f} MB/s per instance to S3"
     )
     longest = max(seconds, cluster)

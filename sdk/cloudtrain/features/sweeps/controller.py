@@ -51,6 +51,7 @@ from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -278,11 +279,12 @@ class Controller:
         self._save(trial.but(state=TrialState.REFUSED, reason=message, ended=time.time()))
 
     def _describe_used_budget(self) -> str:
-        budget, count = self.budget, len(self._trials)
+        budget = self.budget
         if budget.is_overrun:
             return f"a run cost {format_usd(budget.overrun_usd)} more than its reservation, so no other trial may start"
         left = (budget.limit_usd or 0.0) - budget.spent_usd
-        return f"budget used after {count} trials: {format_usd(left)} are left, a trial reserves {self._stored.lowest_usd:.2f}"
+        trials = count(len(self._trials), "trial")
+        return f"budget used after {trials}: {format_usd(left)} are left, a trial reserves {self._stored.lowest_usd:.2f}"
 
     # Runs
 

@@ -113,7 +113,7 @@ def plan_sweep(
     trials = _count_trials(space, spec, rules)
     if spec.trials is not None and trials < spec.trials:
         warnings.append(
-            f"{count(trials, 'combination')}, {spec.trials} trials asked: {trials} will run"
+            f"{count(trials, 'combination')}, {count(spec.trials, 'trial')} asked: {trials} will run"
         )
     plans, refusals = _plan_samples(
         sweep, space, planner, min(trials, SAMPLES) if spec.strategy == GRID else SAMPLES
@@ -287,7 +287,7 @@ def _check_budget(
     most = trials * reservations[1]
     if rules.starts_all and most > cost:
         message = (
-            f"{trials} trials reserve up to {format_usd(reservations[1])} each, {format_usd(most)} together, "
+            f"{count(trials, 'trial')} reserve up to {format_usd(reservations[1])} each, {format_usd(most)} together, "
             f"and a tuning job starts all of them"
         )
         hint = f"use trials: {int(cost // reservations[1])}, raise it to {format_usd(most)}, or use engine: optuna"
