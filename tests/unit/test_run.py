@@ -384,6 +384,8 @@ def test_a_task_whose_work_is_done_is_leaving() -> None:
 def test_a_start_has_its_numbers_with_their_nouns(
     ranks: int, steps: int | None, expected: str
 ) -> None:
+    from cloudtrain.console.runs import format_log_line
+
     event = {
         "event": "started",
         "step": 0,
