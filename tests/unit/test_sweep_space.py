@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudtrain.features.sweeps.space import Choice, Range, Space, point_of
+from cloudtrain.features.sweeps.domains import Choice, Range
+from cloudtrain.features.sweeps.space import Space, point_of
 from cloudtrain.features.sweeps.spec import Parameter
 
 WHEN = {"train.schedule": ("cosine",)}

@@ -59,6 +59,13 @@ def test_the_goal_follows_from_the_metrics_name(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("given", ["{}", "{step: 1}", "{int: [1, 4], choice: [1]}"])
+def test_a_grid_of_a_parameter_without_a_kind_is_refused(tmp_path: Path, given: str) -> None:
+    text = f"job: {JOB}\nspace:\n  train.batch_size: {given}\nobjective: validation/loss\nstrategy: grid\n"
+    (problem,) = problems_of(tmp_path, text)
+    assert "give exactly one of choice" in problem
+
+
 def test_all_mistakes_are_reported_with_their_places(tmp_path: Path) -> None:
     text = f"""\
 job: {JOB}
@@ -217,7 +224,7 @@ def test_a_sweep_of_python_is_validated() -> None:
         "objective": "validation/loss",
         "trials": 3,
     }
-    assert make_sweep(JOB, fields).spec.space["train.epochs"].kind == "int"
+    assert make_sweep(JOB, fields).spec.space["train.epochs"].kinds == ["int"]
     with pytest.raises(SpecError) as error:
         make_sweep(JOB, {**fields, "strateggy": "grid"})
     assert 'did you mean "strategy"?' in str(error.value)

@@ -96,7 +96,8 @@ class SharedFolder:
             CloudError: AWS refused or cannot be reached.
         """
         owner = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
-        self.etag, ended = self._acquire(owner), threading.Event()
+        self.etag = self._acquire(owner)
+        ended = threading.Event()
         renewal = threading.Thread(target=self._renew, args=(owner, ended), daemon=True)
         renewal.start()
         try:

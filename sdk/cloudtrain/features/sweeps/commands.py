@@ -25,11 +25,8 @@ class _DefaultRunGroup(click.Group):
         asks_for_help = not args or args[0] in ctx.help_option_names
         if not asks_for_help and args[0] not in self.commands:
             refuse_misspelt(ctx, args[0], self.commands)
-            args = (
-                [_PLAN, *(word for word in args if word != "--plan")]
-                if "--plan" in args
-                else [_RUN, *args]
-            )
+            command = _PLAN if "--plan" in args else _RUN
+            args = [command, *(word for word in args if word != "--plan")]
         return super().parse_args(ctx, args)
 
 
@@ -105,7 +102,8 @@ def run_(
     from cloudtrain.features.sweeps.handle import Sweep
     from cloudtrain.features.sweeps.loader import load_sweep
 
-    loaded, settings = load_sweep(file), find_settings(file, flags)
+    loaded = load_sweep(file)
+    settings = find_settings(file, flags)
     with console.spinner("planning every bound, every choice and samples"):
         stored, planned = service.open_sweep(loaded, backend=backend, settings=settings, new=new)
         given = {

@@ -60,12 +60,9 @@ _MOST_REPEATS = 5
 """How often a trial is repeated whose runs fail for a cause outside of the sweep."""
 _MOST_FIRST_FAILURES = 3
 """A sweep ends if its first trials all fail: the reason is then the job, not the values."""
-_END_STATES = {
-    State.SUCCEEDED: TrialState.SUCCEEDED,
-    State.FAILED: TrialState.FAILED,
-    State.STOPPED: TrialState.STOPPED,
-}
+_END_STATES = {State.FAILED: TrialState.FAILED, State.STOPPED: TrialState.STOPPED}
 _PRUNED = "pruned"
+_DELETED = "its run was deleted"
 
 
 class Controller:
@@ -96,8 +93,11 @@ class Controller:
         self._study = study
         self._reserved = ReservedRuns(stored, stored.backend, code, settings)
         self._pauses = Pauses(stored, report)
-        self._report, self._score, self._on_save = report, score, on_save
-        self._sweep, self._spec = stored.sweep, stored.sweep.spec
+        self._report = report
+        self._score = score
+        self._on_save = on_save
+        self._sweep = stored.sweep
+        self._spec = stored.sweep.spec
         self._is_local = self._reserved.is_local
         self._trials = {trial.number: trial for trial in study.trials()}
         self._runs: dict[int, Run] = {}
@@ -182,17 +182,18 @@ class Controller:
         """Plan the run of a trial again that has failed for a cause outside of the sweep."""
         self._failures_in_a_row += 1
         self._pauses.begin(cause, self._failures_in_a_row - 1)
-        settled = settle(trial, 0.0 if self._is_local else status.cost_usd)
-        self._trials[trial.number] = settled.but(state=TrialState.FAILED)  # frees its reservation
-        is_affordable = self.budget.allows(trial.reservation_usd)
+        settled = settle(trial, self._cost_of(status))
+        # This frees its reservation.
+        self._trials[trial.number] = settled.but(state=TrialState.FAILED)
         # Other trials end well, so that the cause is this one.
         is_own = trial.repeats >= _MOST_REPEATS and self._failures_in_a_row < _MOST_REPEATS
-        if is_own or not is_affordable:
-            why = f"{trial.repeats + 1} times" if is_own else "the budget allows no other run of it"
-            ended = settled.but(
-                state=TrialState.FAILED, reason=f"{cause} ({why})", ended=time.time()
-            )
-            self._save(ended)
+        why = ""
+        if is_own:
+            why = f"{trial.repeats + 1} times"
+        elif not self.budget.allows(trial.reservation_usd):
+            why = "the budget allows no other run of it"
+        if why:
+            self._close(settled, TrialState.FAILED, f"{cause} ({why})")
             return
         # Every trial fails for it. A person has to look, and the trials stay planned.
         self._is_suspended = self._failures_in_a_row > _MOST_REPEATS
@@ -249,12 +250,12 @@ class Controller:
         try:
             plan = self._planner(self._job_of(trial))
         except SpecError as error:
-            self._save(trial.but(state=TrialState.REFUSED, reason=error.message, ended=time.time()))
+            self._close(trial, TrialState.REFUSED, error.message)
             return True
         if not self._is_local and plan.cost.max_usd is None and self.budget.limit_usd is not None:
             # The plan of the sweep had a price for each type. Without one a trial could cost more than is left.
             reason = "no price is known for its instance type, so the budget could not hold"
-            self._save(trial.but(state=TrialState.REFUSED, reason=reason, ended=time.time()))
+            self._close(trial, TrialState.REFUSED, reason)
             return True
         reservation = 0.0 if self._is_local else plan.cost.max_usd or 0.0
         if not self.budget.allows(reservation):
@@ -276,7 +277,7 @@ class Controller:
             self._ending = self._describe_used_budget()
             return
         message = f"it reserves {format_usd(reservation)}, more than is left of the budget"
-        self._save(trial.but(state=TrialState.REFUSED, reason=message, ended=time.time()))
+        self._close(trial, TrialState.REFUSED, message)
 
     def _describe_used_budget(self) -> str:
         budget = self.budget
@@ -319,15 +320,10 @@ class Controller:
                 self._find_run(trial)
             return
         message = error.message if isinstance(error, CloudtrainError) else str(error)
-        self._save(
-            settle(trial, 0.0).but(state=TrialState.FAILED, reason=message, ended=time.time())
-        )
+        self._close(trial, TrialState.FAILED, message)
 
     def _send(self, trial: Trial) -> Run:
-        client, skips = (
-            self._reserved.client(trial.run),
-            any(each.settled_usd or each.earlier for each in self._trials.values()),
-        )
+        client = self._reserved.client(trial.run)
         if trial.earlier:
             changes = [f"{length_field(self._sweep.job)}={trial.length}"]
             changes += [
@@ -336,6 +332,8 @@ class Controller:
             return client.resume(
                 self._reserved.reference(trial.earlier[-1]), changes, skip_check=True
             )
+        # After one run has ended, the account needs no other check.
+        skips = any(each.settled_usd or each.earlier for each in self._trials.values())
         return client.submit(self._job_of(trial), backend=self._stored.backend, skip_check=skips)
 
     def _share_of(self, trial: Trial) -> MachineShare | None:
@@ -360,9 +358,7 @@ class Controller:
             self._runs[trial.number] = self._reserved.get(trial.run)
             self._save(trial.but(state=TrialState.RUNNING))
         elif trial.state is TrialState.RUNNING:
-            self._save(
-                settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
-            )
+            self._close(trial, TrialState.FAILED, _DELETED, None)
         elif self._is_local:
             # The folder of a run that was not completely created keeps its name.
             self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
@@ -383,16 +379,15 @@ class Controller:
             self._pauses.begin(error.message)
             return
         except RunNotFoundError:
-            self._save(
-                settle(trial, None).but(state=TrialState.FAILED, reason="its run was deleted")
-            )
+            self._close(trial, TrialState.FAILED, _DELETED, None)
             return
         if status.state.is_final:
             self._end(trial, run, status)
             return
         value = self._metric_of(status)
         if trial.reason:
-            self._stop(trial, run)  # it was to be stopped when the controller was killed
+            # It was to be stopped when the controller was killed.
+            self._stop(trial, run)
         elif value is not None and value != trial.objective:
             self._prune(self._save(trial.but(objective=value)), run)
 
@@ -421,40 +416,48 @@ class Controller:
             self._submit(self._save(self._with_run_id(planned)))
             return
         if not trial.reason:
-            # Runs that cost nothing run on this machine.
             cause = cause_of_end(
                 self._reserved.client(),
                 run,
                 status,
                 self._stored.home,
+                # Runs that cost nothing run on this machine.
                 shares_disk=not run.is_billed,
             )
             if cause:
                 self._repeat(trial, status, cause)
                 return
         self._failures_in_a_row = 0
-        state, reason = (
-            _END_STATES[status.state],
-            trial.reason or status.reason.strip().partition("\n")[0],
-        )
-        objective, missing = (
-            self._objective(run, status) if state is TrialState.SUCCEEDED else (trial.objective, "")
-        )
+        if status.state is State.SUCCEEDED:
+            self._evaluate(trial, run, status)
+            return
+        state = _END_STATES[status.state]
         if state is TrialState.STOPPED and trial.reason.startswith(_PRUNED):
             state = TrialState.PRUNED
+        reason = trial.reason or status.reason.strip().partition("\n")[0]
+        self._close(trial, state, reason, self._cost_of(status))
+
+    def _evaluate(self, trial: Trial, run: Run, status: Status) -> None:
+        """Record the objective of a trial whose run has succeeded. Without one the trial has failed."""
+        objective, missing = self._objective(run, status)
+        cost = self._cost_of(status)
         if missing:
-            state, reason = TrialState.FAILED, missing
             is_unknown = self._spec.objective.metric not in status.progress.metrics
             if is_unknown and all(each.objective is None for each in self._trials.values()):
-                self._ending = (
-                    self._ending or f"trial {trial.number}: {missing}"
-                )  # so would all others
-        ended = settle(trial, 0.0 if self._is_local else status.cost_usd)
-        if state is TrialState.SUCCEEDED and trial.length is not None and objective is not None:
+                # So would all others.
+                self._ending = self._ending or f"trial {trial.number}: {missing}"
+            self._close(trial.but(objective=None), TrialState.FAILED, missing, cost)
+            return
+        ended = trial.but(objective=objective)
+        state = TrialState.SUCCEEDED
+        if trial.length is not None and objective is not None:
             ended = ended.but(rungs={**trial.rungs, str(trial.length): objective})
-            state = TrialState.WAITING if trial.length < self._lengths[-1] else state
-        reason = "" if state in (TrialState.SUCCEEDED, TrialState.WAITING) else reason
-        self._save(ended.but(state=state, reason=reason, objective=objective, ended=time.time()))
+            if trial.length < self._lengths[-1]:
+                state = TrialState.WAITING
+        self._close(ended, state, "", cost)
+
+    def _cost_of(self, status: Status) -> float | None:
+        return 0.0 if self._is_local else status.cost_usd
 
     def _metric_of(self, status: Status) -> float | None:
         value = status.progress.metrics.get(self._spec.objective.metric)
@@ -467,7 +470,8 @@ class Controller:
         value = self._metric_of(status)
         if value is not None:
             return value, ""
-        metric, reported = self._spec.objective.metric, list(status.progress.metrics)
+        metric = self._spec.objective.metric
+        reported = list(status.progress.metrics)
         if metric in reported:
             return None, f"{metric} is not finite"
         near = nearest(metric, reported)
@@ -491,13 +495,13 @@ class Controller:
         try:
             status = self._find_status(trial)
         except (UnreachableError, CredentialsError):
-            return  # the next step looks again
-        if status is not None:
-            self._save(trial.but(state=TrialState.RUNNING))  # and then stopped
+            # The next step looks again.
             return
-        self._save(
-            settle(trial, 0.0).but(state=TrialState.STOPPED, reason=self._ending, ended=time.time())
-        )
+        if status is not None:
+            # The next step stops it.
+            self._save(trial.but(state=TrialState.RUNNING))
+            return
+        self._close(trial, TrialState.STOPPED, self._ending)
 
     def _finish(self) -> None:
         """Record the end of the sweep."""
@@ -521,6 +525,13 @@ class Controller:
         if not has_result:
             return SweepState.FAILED, "no trial has succeeded"
         return SweepState.SUCCEEDED, self._ending
+
+    def _close(
+        self, trial: Trial, state: TrialState, reason: str, cost_usd: float | None = 0.0
+    ) -> None:
+        """Record that the run of a trial has ended; without a cost (None) it counts as its reservation."""
+        settled = settle(trial, cost_usd)
+        self._save(settled.but(state=state, reason=reason, ended=time.time()))
 
     def _save(self, trial: Trial) -> Trial:
         """Record a trial."""

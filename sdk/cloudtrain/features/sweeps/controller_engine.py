@@ -50,7 +50,8 @@ class ControllerEngine(Engine):
         shared = self._shared_sweeps()
         if new or shared is None:
             return None
-        identity, home = identity_of(self.sweep, self.backend), make_home()
+        identity = identity_of(self.sweep, self.backend)
+        home = make_home()
         for name in shared.ids():
             if not name.endswith(identity[:6]) or (home / SWEEPS_FOLDER / name).exists():
                 continue

@@ -55,7 +55,8 @@ def length_field(job: JobSpec) -> str:
 
 def lengths_of(sweep: LoadedSweep) -> tuple[int, ...]:
     """Return the lengths of hyperband's rungs; empty with other strategies."""
-    train, rungs = sweep.job.train, sweep.spec.rungs or Rungs()
+    train = sweep.job.train
+    rungs = sweep.spec.rungs or Rungs()
     if sweep.spec.strategy != HYPERBAND or train is None:
         return ()
     return rung_lengths(train.steps or train.epochs or 1, rungs.factor, rungs.first)
@@ -66,7 +67,8 @@ def check_hyperband(sweep: LoadedSweep) -> list[Problem]:
     if sweep.spec.strategy != HYPERBAND:
         return []
     train = sweep.job.train
-    at, hint = ("strategy",), "use strategy: random with pruning: asha"
+    at = ("strategy",)
+    hint = "use strategy: random with pruning: asha"
     if train is None:
         return [
             sweep.problem(at, "hyperband continues runs of a Task, and this job is a script", hint)
@@ -83,7 +85,8 @@ def check_hyperband(sweep: LoadedSweep) -> list[Problem]:
         return [
             sweep.problem(at, message, f"use schedule: constant, or {hint.removeprefix('use ')}")
         ]
-    length, rungs = train.steps or train.epochs or 1, sweep.spec.rungs
+    length = train.steps or train.epochs or 1
+    rungs = sweep.spec.rungs
     if rungs is not None and rungs.first is not None and rungs.first >= length:
         message = f"expected less than {length_field(sweep.job)}, which is {length}"
         return [

@@ -131,7 +131,8 @@ class Sweep:
         Raises:
             UserError: The file exists, or cannot be written; or no trial has succeeded.
         """
-        chosen, target = trial or self.best, Path(path)
+        chosen = trial or self.best
+        target = Path(path)
         text = _render_job(self._stored, chosen, target.absolute().parent)
         try:
             with target.open("x", encoding="utf-8") as file:
@@ -303,11 +304,11 @@ def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
     import yaml
 
     job = job_of(stored.sweep, trial)
-    plain = load_json(
-        dump_json(_document(job, folder), default=str)
-    )  # YAML's safe writer takes no subclasses
+    # YAML's safe writer takes no subclasses.
+    plain = load_json(dump_json(_document(job, folder), default=str))
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-    metric, objective = stored.sweep.spec.objective.metric, trial.objective
+    metric = stored.sweep.spec.objective.metric
+    objective = trial.objective
     score = "" if objective is None else f", {metric} {objective:.6g}"
     head = f"# Trial {trial.number} of the sweep {stored.id}{score}.\n# Its run: {trial.run}\n"
     return head + _with_comments(text, stored, trial)
@@ -316,7 +317,8 @@ def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
 def _document(job: JobSpec, folder: Path) -> dict[str, Any]:
     """Return the content of the job, with relative paths that start at a folder."""
     document = job.to_document()
-    base, here = job.base, folder.resolve()
+    base = job.base
+    here = folder.resolve()
     if here == base.resolve():
         return document
     code = document["code"]
@@ -333,7 +335,8 @@ def _document(job: JobSpec, folder: Path) -> dict[str, Any]:
 
 def _with_comments(text: str, stored: StoredSweep, trial: Trial) -> str:
     """Add a comment to the line of each searched field."""
-    lines, document = text.splitlines(), parse_document(text, "job")
+    lines = text.splitlines()
+    document = parse_document(text, "job")
     for dimension in Space.of(stored.sweep.spec.space).dimensions:
         at = document.keys.get(tuple(dimension.path.split(".")))
         if dimension.path in trial.values and at is not None and at.line is not None:

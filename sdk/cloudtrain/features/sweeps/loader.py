@@ -131,7 +131,8 @@ def _load_job(document: Document, base: Path, *, has_files: bool) -> LoadedJob:
 def _load_job_file(document: Document, path: Path) -> LoadedJob:
     try:
         return load_job(path)
-    except SpecError:  # not YAML; it names the place in the job file
+    except SpecError:
+        # It is not YAML, and the error names the place in the job file.
         raise
     except UserError as error:
         at = document.location_of(_JOB)

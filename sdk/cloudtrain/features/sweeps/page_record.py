@@ -6,8 +6,9 @@ from typing import Any
 
 from cloudtrain.errors import MissingExtraError
 from cloudtrain.features.sweeps import service
+from cloudtrain.features.sweeps.domains import Choice, label_of
 from cloudtrain.features.sweeps.results import SweepStatus
-from cloudtrain.features.sweeps.space import Choice, Dimension, Space, label_of
+from cloudtrain.features.sweeps.space import Dimension, Space
 from cloudtrain.features.sweeps.stored_sweep import find_stored, known_sweeps
 from cloudtrain.features.sweeps.study import check_optuna
 from cloudtrain.features.sweeps.trial import Trial, TrialState

@@ -14,9 +14,10 @@ from typing import Any
 
 from cloudtrain.client.planning_inputs import Planner
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.features.sweeps.domains import Choice
 from cloudtrain.features.sweeps.halving import length_field
 from cloudtrain.features.sweeps.loader import LoadedSweep
-from cloudtrain.features.sweeps.space import Choice, Dimension, Space
+from cloudtrain.features.sweeps.space import Dimension, Space
 from cloudtrain.features.sweeps.spec import GRID, SweepSpec
 from cloudtrain.features.sweeps.study import grid_of
 from cloudtrain.features.sweeps.trial import Trial
@@ -70,7 +71,8 @@ class SweepPlan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that `sweep plan --json` prints."""
         names = {"name": "sweep", "lengths": "rungs"}
-        content = load_json(dump_json(asdict(self)))  # lists in place of tuples
+        # This gives lists in place of tuples.
+        content = load_json(dump_json(asdict(self)))
         return {names.get(name, name): value for name, value in content.items() if name != "digest"}
 
 
@@ -105,8 +107,10 @@ def plan_sweep(
     Raises:
         SpecError: A value of the space, or the job itself, cannot work. The error lists every problem.
     """
-    spec, space = sweep.spec, Space.of(sweep.spec.space)
-    problems, warnings = [*rules.problems, *_check_sweep(sweep, space)], list[str]()
+    spec = sweep.spec
+    space = Space.of(sweep.spec.space)
+    warnings = list[str]()
+    problems = [*rules.problems, *_check_sweep(sweep, space)]
     bounds: list[Plan] = [] if problems else _plan_variations(sweep, space, planner, problems)
     if problems:
         raise SpecError(problems)
@@ -209,19 +213,18 @@ def _plan_variations(
     sweep: LoadedSweep, space: Space, planner: Planner, problems: list[Problem]
 ) -> list[Plan]:
     """Plan each bound and choice; add the problems of those that are refused, each once for a field."""
-    plans, known = [], set[tuple[str, str, str]]()
+    plans = []
+    known = set[tuple[str, str, str]]()
     for dimension, index, values in space.variations():
         try:
             plans.append(planner(sweep.job.with_values(values)))
         except SpecError as error:
-            at = ("space", dimension.path, sweep.spec.space[dimension.path].kind, index)
-            new = [
-                each
-                for each in error.problems
-                if (dimension.path, each.path, each.message) not in known
-            ]
-            known |= {(dimension.path, each.path, each.message) for each in new}
-            problems += [_relocate(sweep, at, each) for each in new]
+            kind = sweep.spec.space[dimension.path].kinds[0]
+            for each in error.problems:
+                key = (dimension.path, each.path, each.message)
+                if key not in known:
+                    known.add(key)
+                    problems.append(_relocate(sweep, ("space", dimension.path, kind, index), each))
     return plans
 
 
@@ -231,27 +234,22 @@ def _plan_samples(
     grid = grid_of(space, sweep.spec) if sweep.spec.strategy == GRID else ()
     plans: list[Plan] = []
     refusals: list[SpecError] = []
-    known: dict[str, Plan | SpecError] = {}  # samples of choices are often equal
+    # Samples of choices are often equal.
+    known: dict[str, Plan | SpecError] = {}
     for number in range(count):
         values = grid[number] if grid else space.sample(sweep.spec.seed, number)
         key = dump_json(values, sort_keys=True)
         if key not in known:
-            known[key] = _plan_or_refusal(sweep, planner, values)
+            try:
+                known[key] = planner(sweep.job.with_values(values))
+            except SpecError as error:
+                known[key] = error
         found = known[key]
         if isinstance(found, SpecError):
             refusals.append(found)
         else:
             plans.append(found)
     return plans, refusals
-
-
-def _plan_or_refusal(
-    sweep: LoadedSweep, planner: Planner, values: Mapping[str, Any]
-) -> Plan | SpecError:
-    try:
-        return planner(sweep.job.with_values(values))
-    except SpecError as error:
-        return error
 
 
 def _relocate(sweep: LoadedSweep, path: tuple[str | int, ...], problem: Problem) -> Problem:
@@ -276,21 +274,21 @@ def _check_budget(
     cost = sweep.spec.limits.cost
     if cost is None:
         return
+    message = hint = ""
     if reservations is None:
-        hint = "cloudtrain prices --refresh, or remove limits.cost"
         message = "no price is known for an instance type of the trials, so no budget can hold"
-        raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
-    if reservations[0] > cost:
-        message = f"a trial reserves {format_usd(reservations[0])}, so none fits into {cost:g} USD"
-        hint = f"raise it to {math.ceil(reservations[0])} USD, or lower limits.runtime of the job"
-        raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
-    most = trials * reservations[1]
-    if rules.starts_all and most > cost:
+        hint = "cloudtrain prices --refresh, or remove limits.cost"
+    elif reservations[0] > cost:
+        lowest = reservations[0]
+        message = f"a trial reserves {format_usd(lowest)}, so none fits into {cost:g} USD"
+        hint = f"raise it to {math.ceil(lowest)} USD, or lower limits.runtime of the job"
+    elif rules.starts_all and (most := trials * reservations[1]) > cost:
         message = (
             f"{count(trials, 'trial')} reserve up to {format_usd(reservations[1])} each, {format_usd(most)} together, "
             f"and a tuning job starts all of them"
         )
         hint = f"use trials: {int(cost // reservations[1])}, raise it to {format_usd(most)}, or use engine: optuna"
+    if message:
         raise SpecError([sweep.problem(("limits", "cost"), message, hint)])
 
 
@@ -309,21 +307,22 @@ def _ceiling(
 def _budget_warnings(
     sweep: LoadedSweep, trials: int, reservations: tuple[float, float] | None
 ) -> list[str]:
-    cost, parallel = sweep.spec.limits.cost, sweep.spec.parallel
+    cost = sweep.spec.limits.cost
+    parallel = sweep.spec.parallel
     if cost is None or reservations is None:
         return []
-    if not reservations[1]:
+    highest = reservations[1]
+    if not highest:
         text = (
             "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound the trials "
             "by trials, and by limits.runtime of the job"
         )
         return [text]
-    together = int(cost // reservations[1]) if reservations[1] else parallel
+    sure = int(cost // highest)
     found = []
-    if together < min(parallel, trials):
-        found.append(f"limits.cost pays for {together} of {parallel} trials at the same time")
-    if trials * reservations[1] > cost:
-        sure = int(cost // reservations[1])
+    if sure < min(parallel, trials):
+        found.append(f"limits.cost pays for {sure} of {parallel} trials at the same time")
+    if trials * highest > cost:
         found.append(
             f"limits.cost is certain to pay for {sure} of {trials} trials; more if they end early"
         )

@@ -74,7 +74,8 @@ class SweepStatus:
         cls, stored: StoredSweep, state: SweepState, reason: str, trials: Iterable[Trial]
     ) -> SweepStatus:
         """Return the status of a stored sweep with these trials."""
-        spec, known = stored.sweep.spec, tuple(trials)
+        spec = stored.sweep.spec
+        known = tuple(trials)
         return cls(
             sweep=stored.id,
             state=state,
@@ -176,7 +177,8 @@ def status_rows(status: SweepStatus) -> Iterator[Row]:
     best = status.best
     if best is not None:
         text = f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}"
-        evaluated, planned = status.evaluated, status.planned_trials
+        evaluated = status.evaluated
+        planned = status.planned_trials
         part = f" (best of {evaluated} of {planned} trials)" if evaluated < planned else ""
         yield "best", text + part
 

@@ -52,7 +52,8 @@ def plan(
 
 def _find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
     """Return the newest sweep of the same file, job and backend that has not ended; None if there is none."""
-    home, identity = find_home(), identity_of(sweep, backend)
+    home = find_home()
+    identity = identity_of(sweep, backend)
     for name, folder in known_sweeps().items():
         if name.endswith(identity[:6]) and folder.parent.parent == home:
             stored = StoredSweep.read(folder)

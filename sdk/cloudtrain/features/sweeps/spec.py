@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from cloudtrain.errors import did_you_mean
+from cloudtrain.features.sweeps.domains import Choice, Range, is_equal
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Dollars, Duration, FiniteFloat, Integer, Section, short_for
 from cloudtrain.job.job_fields import JobName
@@ -51,18 +52,21 @@ class Parameter(Section):
     """Search this field only if others of the space have one of these values; else it keeps the job's own value."""
 
     @property
-    def kind(self) -> str:
-        """Name of the given kind."""
-        return next(name for name in _KINDS if getattr(self, name) is not None)
+    def kinds(self) -> list[str]:
+        """Names of the given kinds: one, if the parameter is valid."""
+        return [name for name in _KINDS if getattr(self, name) is not None]
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """Smallest and largest value of a range."""
-        low, high = getattr(self, self.kind)
-        return low, high
+    def domain(self) -> Choice | Range:
+        """The values of a parameter that has one kind."""
+        if self.choice is not None:
+            return Choice(self.choice)
+        (kind,) = self.kinds
+        low, high = getattr(self, kind)
+        return Range.of(kind, low, high, self.step)
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
-        given = [name for name in _KINDS if getattr(self, name) is not None]
+        given = self.kinds
         if len(given) != 1:
             yield Diagnostic(
                 f"give exactly one of {', '.join(_KINDS)}",
@@ -95,11 +99,9 @@ class Parameter(Section):
     def _range_errors(self, kind: str) -> Iterator[Diagnostic]:
         low, high = getattr(self, kind)
         if low >= high:
-            hint = (
-                f"write [{high}, {low}]"
-                if low > high
-                else f"write choice: [{low}], or the value into the job"
-            )
+            hint = f"write [{high}, {low}]"
+            if low == high:
+                hint = f"write choice: [{low}], or the value into the job"
             yield Diagnostic(
                 f"expected the smallest and then the largest value, got [{low}, {high}]",
                 (kind,),
@@ -215,7 +217,8 @@ class SweepSpec(Section):
                     is_key=True,
                 )
             yield from (each.below(at) for each in _condition_errors(path, parameter, self.space))
-            if self.strategy == GRID and parameter.choice is None and not _is_countable(parameter):
+            is_valid = len(parameter.kinds) == 1
+            if self.strategy == GRID and is_valid and not parameter.domain.is_countable:
                 hint = "write choice: [...], or step: with int or uniform"
                 yield Diagnostic(
                     "a grid needs single values, and this is a range without steps", at, hint
@@ -235,17 +238,6 @@ class SweepSpec(Section):
 _EXAMPLE = "space: {train.learning_rate: {log_uniform: [1e-5, 1e-2]}}"
 
 
-def is_equal(value: object, other: object) -> bool:
-    """Return whether two values of a job are equal; true and 1 are not."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _is_countable(parameter: Parameter) -> bool:
-    return parameter.kind in ("int", "log_int") or (
-        parameter.kind == "uniform" and parameter.step is not None
-    )
-
-
 def _condition_errors(
     path: str, parameter: Parameter, space: Mapping[str, Parameter]
 ) -> Iterator[Diagnostic]:
@@ -262,12 +254,11 @@ def _condition_errors(
             yield Diagnostic("the conditions form a circle", at, "remove one of them", is_key=True)
             return
         for index, value in enumerate(values):
-            if not _is_possible(value, space[name]):
-                hint = (
-                    "use one of its values"
-                    if space[name].choice is not None
-                    else "use integers of its range"
-                )
+            # A parameter without a kind is reported itself.
+            if len(space[name].kinds) == 1 and not space[name].domain.has(value):
+                hint = "use integers of its range"
+                if space[name].choice is not None:
+                    hint = "use one of its values"
                 yield Diagnostic(f"{name} never has the value {value}", (*at, index), hint)
 
 
@@ -281,14 +272,3 @@ def _ancestors(path: str, space: Mapping[str, Parameter]) -> set[str]:
         found |= new
         waiting += new
     return found
-
-
-def _is_possible(value: object, parameter: Parameter) -> bool:
-    try:
-        if parameter.choice is not None:
-            return any(is_equal(value, each) for each in parameter.choice)
-        low, high = parameter.bounds
-    except StopIteration:  # the parameter has no kind, which is reported
-        return True
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and low <= float(str(value)) <= high

@@ -68,7 +68,8 @@ class StoredSweep(ControllerFolder):
             backend: Where its trials run.
             plan: Digest of the code, lowest reservation in US dollars, and number of trials.
         """
-        identity, now = identity_of(sweep, backend), datetime.now(UTC)
+        identity = identity_of(sweep, backend)
+        now = datetime.now(UTC)
         name = make_run_id(sweep.name, now, identity[:6])
         stored = cls(
             name, make_folder(home, SWEEPS_FOLDER, name), backend, now, identity, *plan, sweep

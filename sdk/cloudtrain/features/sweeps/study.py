@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import MissingExtraError
-from cloudtrain.features.sweeps.space import Choice, Dimension, Space, label_of, point_of
+from cloudtrain.features.sweeps.domains import Choice, label_of
+from cloudtrain.features.sweeps.space import Dimension, Space, point_of
 from cloudtrain.features.sweeps.spec import BAYESIAN, GRID, SweepSpec
 from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.support.installation import install_command
@@ -48,7 +49,8 @@ def _create_file(file: Path, name: str, spec: SweepSpec) -> None:
     import optuna
 
     partial = file.with_name(f".{file.name}.new")
-    partial.unlink(missing_ok=True)  # of a process that was killed
+    # A process that was killed may have left one.
+    partial.unlink(missing_ok=True)
     storage = _open_storage(partial, is_new=True)
     direction = "maximize" if spec.objective.is_maximized else "minimize"
     optuna.create_study(storage=storage, study_name=name, direction=direction)
@@ -86,7 +88,8 @@ class Study:
         self.file = stored.database
         if not self.file.exists():
             _create_file(self.file, stored.id, spec)
-        self._spec, self._space = spec, Space.of(spec.space)
+        self._spec = spec
+        self._space = Space.of(spec.space)
         self._storage = _open_storage(self.file, is_new=False)
         self._study = optuna.load_study(
             storage=self._storage, study_name=stored.id, pruner=_make_pruner(spec)
@@ -117,12 +120,10 @@ class Study:
             if values is None:
                 return None
             self._study.enqueue_trial(self._as_stored(values))
-        is_asked = abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING
-        trial = (
-            optuna.trial.Trial(self._study, self._trial_id(number))
-            if is_asked
-            else self._study.ask()
-        )
+        if abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING:
+            trial = optuna.trial.Trial(self._study, self._trial_id(number))
+        else:
+            trial = self._study.ask()
         values = self._space.fill(lambda dimension: _suggest(trial, dimension))
         return Trial(trial.number, values)
 
@@ -260,8 +261,6 @@ def _make_pruner(spec: SweepSpec) -> BasePruner:
 
     if spec.pruning == "median":
         return optuna.pruners.MedianPruner()
-    return (
-        optuna.pruners.SuccessiveHalvingPruner()
-        if spec.pruning == "asha"
-        else optuna.pruners.NopPruner()
-    )
+    if spec.pruning == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner()
+    return optuna.pruners.NopPruner()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from cloudtrain import catalog
 from cloudtrain.catalog.service_limits import TUNING_JOB, check_request, limit_of, members_of
 from cloudtrain.errors import Problem, SpecError
+from cloudtrain.features.sweeps.domains import Choice, Range
 from cloudtrain.features.sweeps.loader import LoadedSweep
-from cloudtrain.features.sweeps.space import Choice, Dimension, Range, Space
+from cloudtrain.features.sweeps.space import Dimension, Space
 from cloudtrain.features.sweeps.spec import BAYESIAN, FUNCTION, GRID, HYPERBAND, RANDOM
 from cloudtrain.job.arguments import script_argv
 from cloudtrain.job.diagnostics import Diagnostic
@@ -42,6 +44,20 @@ _SEARCHABLE = {
     **dict.fromkeys(("precision", "schedule", "export"), "text"),
 }
 """Kind of the fields of `train` that `run.json` holds under the same name and in the same unit."""
+_REFUSED = {
+    "cluster.prefer": "a tuning job has one instance type",
+    "cluster.queue": "a job queue takes no tuning jobs",
+    "cluster.keep_alive": "a tuning job keeps no warm pool",
+    "cluster.training_plan": "a tuning job uses no training plan",
+    "cluster.remote_debug": "a tuning job has no remote debugging",
+    "cluster.health_check": "a tuning job has no health checks",
+    "cluster.network.isolation": "isolated trials would share one checkpoint folder",
+    "code.command": "AWS's toolkit starts one rank per GPU, not a command per instance",
+    "code.outputs": "AWS's toolkit keeps only /opt/ml/model and /opt/ml/output/data",
+    "tracking.tensorboard": "a tuning job syncs no TensorBoard files",
+    "request": "its members are those of training jobs",
+}
+"""Fields of a job that a tuning job cannot express, and why."""
 _USE_OPTUNA = "remove it, or use engine: optuna"
 _REQUIREMENTS = "requirements.txt"
 _ESTIMATOR = {
@@ -79,7 +95,8 @@ def check_tuning(sweep: LoadedSweep) -> list[Problem]:
 
 
 def _check_sweep(sweep: LoadedSweep) -> Iterator[Diagnostic]:
-    spec, metric = sweep.spec, sweep.spec.objective.metric
+    spec = sweep.spec
+    metric = sweep.spec.objective.metric
     if metric.startswith(FUNCTION):
         hint = "name a metric, or use engine: optuna"
         yield Diagnostic("SageMaker cannot call a function of Python", ("objective",), hint)
@@ -111,7 +128,8 @@ def _check_sweep(sweep: LoadedSweep) -> Iterator[Diagnostic]:
 
 def _check_dimension(sweep: LoadedSweep, dimension: Dimension) -> Iterator[Diagnostic]:
     at: FieldPath = ("space", dimension.path)
-    domain, spec = dimension.domain, sweep.spec
+    domain = dimension.domain
+    spec = sweep.spec
     if dimension.conditions:
         yield Diagnostic("a tuning job has no conditions", (*at, "when"), _USE_OPTUNA)
     if isinstance(domain, Range) and domain.step is not None and spec.strategy != GRID:
@@ -149,7 +167,8 @@ def _check_argument(job: JobSpec, at: FieldPath, kind: str) -> Iterator[Diagnost
 
 def _kind_of(dimension: Dimension) -> str | None:
     """Return the kind of a field's values; None if it cannot be searched, and empty text for mixed choices."""
-    path, domain = dimension.path, dimension.domain
+    path = dimension.path
+    domain = dimension.domain
     if path.startswith(TRAIN):
         return _SEARCHABLE.get(path.removeprefix(TRAIN))
     if not path.startswith(ARGUMENTS) or "." in path.removeprefix(ARGUMENTS):
@@ -170,49 +189,21 @@ def _kind_of_value(value: object) -> str:
 
 
 def _check_job(spec: JobSpec) -> Iterator[Diagnostic]:
-    cluster, code = spec.cluster, spec.code
-    is_private = cluster.image is not None and cluster.image.private_registry is not None
-    refused: dict[str, tuple[bool, str]] = {
-        "cluster.prefer": (bool(cluster.prefer), "a tuning job has one instance type"),
-        "cluster.queue": (cluster.queue is not None, "a job queue takes no tuning jobs"),
-        "cluster.keep_alive": (cluster.keep_alive is not None, "a tuning job keeps no warm pool"),
-        "cluster.training_plan": (
-            cluster.training_plan is not None,
-            "a tuning job uses no training plan",
-        ),
-        "cluster.remote_debug": (cluster.remote_debug, "a tuning job has no remote debugging"),
-        "cluster.health_check": (cluster.health_check, "a tuning job has no health checks"),
-        "cluster.image": (is_private, "a tuning job needs an image of ECR"),
-        "cluster.network.isolation": (
-            cluster.network.isolation,
-            "isolated trials would share one checkpoint folder",
-        ),
-        "code.command": (
-            code.command is not None,
-            "AWS's toolkit starts one rank per GPU, not a command per instance",
-        ),
-        "code.outputs": (
-            bool(code.outputs),
-            "AWS's toolkit keeps only /opt/ml/model and /opt/ml/output/data",
-        ),
-        "tracking.tensorboard": (
-            spec.tracking.tensorboard,
-            "a tuning job syncs no TensorBoard files",
-        ),
-        "tracking.mlflow": (
-            (spec.tracking.mlflow or "").startswith("arn:"),
-            "a tuning job has no SageMaker MLflow server",
-        ),
-        "request": (bool(spec.request), "its members are those of training jobs"),
-    }
-    for path, (is_given, message) in refused.items():
-        if is_given:
-            yield Diagnostic(f"engine: sagemaker: {message}", tuple(path.split(".")), _USE_OPTUNA)
+    cluster = spec.cluster
+    code = spec.code
+    refused = {path: message for path, message in _REFUSED.items() if attrgetter(path)(spec)}
+    if cluster.image is not None and cluster.image.private_registry is not None:
+        refused["cluster.image"] = "a tuning job needs an image of ECR"
+    if (spec.tracking.mlflow or "").startswith("arn:"):
+        refused["tracking.mlflow"] = "a tuning job has no SageMaker MLflow server"
+    for path, message in refused.items():
+        yield Diagnostic(f"engine: sagemaker: {message}", tuple(path.split(".")), _USE_OPTUNA)
     if code.requirements not in (None, _REQUIREMENTS):
         hint = f"name the file {_REQUIREMENTS}, in the code folder itself; or use engine: optuna"
         message = f"engine: sagemaker: AWS's toolkit installs {_REQUIREMENTS} only"
         yield Diagnostic(message, ("code", "requirements"), hint)
-    processes, expected = cluster.processes_per_instance, toolkit_processes(spec)
+    processes = cluster.processes_per_instance
+    expected = toolkit_processes(spec)
     if processes not in ("auto", expected):
         message = f"engine: sagemaker: AWS's toolkit starts {expected} rank{'' if expected == 1 else 's'} per instance"
         yield Diagnostic(message, ("cluster", "processes_per_instance"), _USE_OPTUNA)
