@@ -112,11 +112,18 @@ def make_folder(home: Path, kind: str, name: str) -> Path:
     return folder
 
 
-def known_folders(kind: str, file: str) -> dict[str, Path]:
-    """Return this machine's folders of a kind by id, the newest first. Each has a certain file."""
+def known_folders(kind: str, file: str, home: Path | None = None) -> dict[str, Path]:
+    """Return the folders of a kind by id, the newest first. Each has a certain file.
+
+    Args:
+        kind: Name of the folder that has them.
+        file: The file.
+        home: The only folder of local runs to look in; by default all of this machine that are known.
+    """
     found: dict[str, Path] = {}
-    for home in all_homes():
-        for path in (home / kind).glob(f"*/{file}"):
+    homes = [home] if home is not None else all_homes()
+    for each in homes:
+        for path in (each / kind).glob(f"*/{file}"):
             if is_run_id(path.parent.name):
                 found.setdefault(path.parent.name, path.parent)
     names = sorted(found, key=lambda name: written_order(name, found[name]), reverse=True)

@@ -72,8 +72,9 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
             rows.append((name, gpus, f"{price.usd_per_hour:,.4f}", f"{each:,.4f}", price.as_of))
     print_columns([("instance type", "GPUs", "USD/hour", "USD/GPU-hour", "as of"), *rows])
     others = len(table) - len(rows)
-    age = count(prices.age_days(region, today) or 0, "day")
-    print(f"{region}: the oldest price is of {prices.as_of(region)}, {age} ago")
+    age = prices.age_days(region, today)
+    if age is not None:
+        print(f"{region}: the oldest price is of {prices.as_of(region)}, {count(age, 'day')} ago")
     if unknown := list(_unpriced_fabric_types(prices, region)):
         print(f"unknown: {', '.join(unknown)}")
     if others:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cloudtrain.bundle import Contents
-from cloudtrain.client.client import Client
-from cloudtrain.client.home import find_home, make_home
+from cloudtrain.client.home import make_home
 from cloudtrain.controllers.kept_code import read_code
 from cloudtrain.controllers.process import start_controller
 from cloudtrain.features.sweeps.controller import Controller
@@ -51,7 +50,7 @@ class ControllerEngine(Engine):
         if new or shared is None:
             return None
         identity = identity_of(self.sweep, self.backend)
-        home = make_home()
+        home = self.home or make_home()
         for name in shared.ids():
             if not name.endswith(identity[:6]) or (home / SWEEPS_FOLDER / name).exists():
                 continue
@@ -66,7 +65,7 @@ class ControllerEngine(Engine):
 
     def create(self) -> tuple[StoredSweep, SweepPlan]:
         """Plan the sweep; create its folder with the database of its trials and a copy of its code."""
-        code = read_code(self.sweep.job, find_home())
+        code = read_code(self.sweep.job, self.client().session.find_home())
         planned = self.plan(code)
         stored = self.store(planned)
         Study(stored).close()
@@ -148,7 +147,7 @@ class ControllerEngine(Engine):
         Raises:
             CloudtrainError: The backend is not ready, for example because settings are missing.
         """
-        opened = Client(self.settings, code=code).backend(self.backend, self.sweep.job)
+        opened = self.client(code).backend(self.backend, self.sweep.job)
         if not facts_of(self.backend).uses_account:
             return None
         from cloudtrain.aws.errors import aws_errors

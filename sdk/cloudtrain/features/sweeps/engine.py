@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
@@ -25,11 +26,13 @@ class Engine(abc.ABC):
         sweep: The sweep.
         backend: Where its trials run.
         settings: The account; None for the settings of environment and files.
+        home: Folder of local runs; None for the one of environment and working folder.
     """
 
     sweep: LoadedSweep
     backend: str
     settings: Settings | None = None
+    home: Path | None = None
 
     @property
     @abc.abstractmethod
@@ -51,15 +54,23 @@ class Engine(abc.ABC):
             SpecError: A value of the space, or the job itself, cannot work.
             BundleError: The code folder cannot be packed.
         """
-        planner = Client(self.settings, code=code).planner(self.sweep.job, backend=self.backend)
+        planner = self.client(code).planner(self.sweep.job, backend=self.backend)
         is_free = not facts_of(self.backend).uses_account
         return plan_sweep(self.sweep, planner, self.rules, is_free=is_free)
+
+    def client(self, code: Contents | None = None) -> Client:
+        """Return a client of its account and folder of local runs.
+
+        Args:
+            code: The code of the trials; by default that of the job's folders is read.
+        """
+        return Client(self.settings, home=self.home, code=code)
 
     def store(self, planned: SweepPlan) -> StoredSweep:
         """Create the folder of the sweep."""
         lowest = 0.0 if planned.trial_usd is None else planned.trial_usd[0]
         plan = (planned.digest, lowest, planned.trials)
-        return StoredSweep.create(make_home(), self.sweep, self.backend, plan)
+        return StoredSweep.create(self.home or make_home(), self.sweep, self.backend, plan)
 
     @abc.abstractmethod
     def find_elsewhere(self, *, new: bool) -> StoredSweep | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
+from cloudtrain.client.client import Client, session_of
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.features.sweeps import service
 from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep, make_sweep
@@ -39,10 +40,10 @@ class Sweep:
         id: Id of the sweep.
     """
 
-    def __init__(self, stored: StoredSweep) -> None:
+    def __init__(self, stored: StoredSweep, settings: Settings | None = None) -> None:
         self.id = stored.id
         self._stored = stored
-        self._engine = service.engine_of_stored(stored)
+        self._engine = service.engine_of_stored(stored, settings)
 
     def __repr__(self) -> str:
         return self._summary().to_text()
@@ -115,11 +116,9 @@ class Sweep:
         Raises:
             RunNotFoundError: It has none, or the run was deleted.
         """
-        from cloudtrain.client.client import Client
-
         if not trial.run or trial.state is TrialState.REFUSED:
             raise RunNotFoundError(f"trial {trial.number} of {self.id} has no run", trial.reason)
-        return Client(home=self._stored.home).get_run(f"{self.backend}:{trial.run}")
+        return self._engine.client().get_run(f"{self.backend}:{trial.run}")
 
     def best_job(self) -> JobSpec:
         """Return the job of the best trial."""
@@ -226,9 +225,11 @@ def sweep(
     space: Mapping[str, Any] | None = None,
     *,
     objective: str | Mapping[str, Any] | Callable[[Run], float] = "validation/loss",
+    backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
     settings: Settings | None = None,
+    client: Client | None = None,
     new: bool = False,
     **fields: Any,
 ) -> Sweep:
@@ -242,9 +243,11 @@ def sweep(
         objective: The metric, or metric and goal as in a sweep file; or a function that returns the score of a run that
             has succeeded, with `goal="min"` or `goal="max"`. With a function, trials are started by this process, and
             the call returns at the end of the sweep.
-        local: Run the trials on this machine.
-        sandbox: Run the trials in the sandbox.
+        backend: Where the trials run; by default in the account.
+        local: The same as `backend="local"`.
+        sandbox: The same as `backend="sandbox"`.
         settings: The account, for a sweep that this process controls; by default from environment and files.
+        client: The client whose settings and folder of local runs are used, in place of `settings`.
         new: Start another sweep beside an unfinished one of the same content.
         fields: Other fields of a sweep file, such as `trials=20, parallel=2, limits={"cost": "50 USD"}`.
 
@@ -253,26 +256,34 @@ def sweep(
     """
     score = objective if callable(objective) else None
     loaded = _load(job, space, objective, fields)
-    backend = choose_backend(local=local, sandbox=sandbox)
-    stored, _ = service.open_sweep(loaded, backend=backend, settings=settings, new=new)
+    chosen = choose_backend(backend, local=local, sandbox=sandbox)
+    session = session_of(client, settings)
+    stored, _ = service.open_sweep(
+        loaded, backend=chosen, settings=session.settings, home=session.home, new=new
+    )
     if score is None:
-        service.start(stored, settings=settings, new=new)
+        service.start(stored, settings=session.settings, new=new)
     else:
         stored.stop_file.unlink(missing_ok=True)
-        service.control(stored, report=write_line, score=score, settings=settings)
-    return Sweep(stored)
+        service.control(stored, report=write_line, score=score, settings=session.settings)
+    return Sweep(stored, session.settings)
 
 
-def get_sweep(name: str) -> Sweep:
+def get_sweep(
+    name: str, *, settings: Settings | None = None, client: Client | None = None
+) -> Sweep:
     """Return a sweep of this machine.
 
     Args:
         name: Its id, the beginning or end of one, a sweep's name for its newest sweep, or `latest`.
+        settings: The account, for a sweep that SageMaker runs; by default from environment and files.
+        client: The client whose settings and folder of local runs are used, in place of `settings`.
 
     Raises:
         RunNotFoundError: There is none, or several have this name.
     """
-    return Sweep(find_stored(name))
+    session = session_of(client, settings)
+    return Sweep(find_stored(name, session.home), session.settings)
 
 
 def _load(

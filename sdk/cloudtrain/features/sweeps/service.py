@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from cloudtrain.client.home import find_home
 from cloudtrain.client.removal import BestTrial
@@ -21,16 +22,18 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of
 
 
-def engine_of(sweep: LoadedSweep, backend: str, settings: Settings | None = None) -> Engine:
+def engine_of(
+    sweep: LoadedSweep, backend: str, settings: Settings | None = None, home: Path | None = None
+) -> Engine:
     """Return the engine that a sweep has chosen."""
     if sweep.spec.engine == SAGEMAKER_ENGINE:
-        return TuningEngine(sweep, backend, settings)
-    return ControllerEngine(sweep, backend, settings)
+        return TuningEngine(sweep, backend, settings, home)
+    return ControllerEngine(sweep, backend, settings, home)
 
 
 def engine_of_stored(stored: StoredSweep, settings: Settings | None = None) -> Engine:
     """Return the engine of a sweep that has begun."""
-    return engine_of(stored.sweep, stored.backend, settings)
+    return engine_of(stored.sweep, stored.backend, settings, stored.home)
 
 
 def plan(
@@ -50,12 +53,11 @@ def plan(
     return engine_of(sweep, backend, settings).plan()
 
 
-def _find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
+def _find_unfinished(sweep: LoadedSweep, backend: str, home: Path) -> StoredSweep | None:
     """Return the newest sweep of the same file, job and backend that has not ended; None if there is none."""
-    home = find_home()
     identity = identity_of(sweep, backend)
-    for name, folder in known_sweeps().items():
-        if name.endswith(identity[:6]) and folder.parent.parent == home:
+    for name, folder in known_sweeps(home).items():
+        if name.endswith(identity[:6]):
             stored = StoredSweep.read(folder)
             if stored.identity == identity and not read_status(stored).state.is_final:
                 return stored
@@ -63,7 +65,12 @@ def _find_unfinished(sweep: LoadedSweep, backend: str) -> StoredSweep | None:
 
 
 def open_sweep(
-    sweep: LoadedSweep, *, backend: str, settings: Settings | None = None, new: bool = False
+    sweep: LoadedSweep,
+    *,
+    backend: str,
+    settings: Settings | None = None,
+    home: Path | None = None,
+    new: bool = False,
 ) -> tuple[StoredSweep, SweepPlan | None]:
     """Return the unfinished sweep of the same content, or plan a new one and create its folder.
 
@@ -73,8 +80,8 @@ def open_sweep(
     Raises:
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was created.
     """
-    engine = engine_of(sweep, backend, settings)
-    known = None if new else _find_unfinished(sweep, backend)
+    engine = engine_of(sweep, backend, settings, home)
+    known = None if new else _find_unfinished(sweep, backend, home or find_home())
     known = known or engine.find_elsewhere(new=new)
     return engine.create() if known is None else (known, None)
 
@@ -112,7 +119,8 @@ def control(
     Raises:
         CloudtrainError: The sweep cannot continue; its runs do.
     """
-    ControllerEngine(stored.sweep, stored.backend, settings).control(stored, report, score)
+    engine = ControllerEngine(stored.sweep, stored.backend, settings, stored.home)
+    engine.control(stored, report, score)
 
 
 def read_status(stored: StoredSweep) -> SweepStatus:

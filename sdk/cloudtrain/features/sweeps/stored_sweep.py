@@ -153,18 +153,22 @@ def identity_of(sweep: LoadedSweep, backend: str) -> str:
     return hashlib.sha256(dump_json(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def known_sweeps() -> dict[str, Path]:
-    """Return the folders of this machine's sweeps by id, the newest first."""
-    return known_folders(SWEEPS_FOLDER, SWEEP_FILE)
+def known_sweeps(home: Path | None = None) -> dict[str, Path]:
+    """Return the folders of this machine's sweeps, or of one folder of local runs, by id, the newest first."""
+    return known_folders(SWEEPS_FOLDER, SWEEP_FILE, home)
 
 
-def find_stored(name: str) -> StoredSweep:
+def find_stored(name: str, home: Path | None = None) -> StoredSweep:
     """Return the sweep of a name: its id, the beginning or end of one, a sweep's name, or `latest`.
+
+    Args:
+        name: The name.
+        home: The folder of local runs that has it; by default one of those of this machine.
 
     Raises:
         RunNotFoundError: there is none, or several have this name.
     """
-    known = known_sweeps()
+    known = known_sweeps(home)
     newest = list(known)
     chosen, is_first_meant = ([name], True) if name in known else matching_runs(name, newest)
     if name == LATEST and not is_first_meant:

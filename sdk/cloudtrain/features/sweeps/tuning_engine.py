@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from cloudtrain.backends.base import BackendContext, TuningService, TuningTrial
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.client.account import find_settings, known_prices
-from cloudtrain.client.client import Client
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import UserError
 from cloudtrain.features.sweeps.engine import Engine
@@ -81,7 +80,7 @@ class TuningEngine(Engine):
     def create(self) -> tuple[StoredSweep, SweepPlan]:
         """Plan the sweep, check that the backend is ready, and create the sweep's folder."""
         planned = self.plan()
-        Client(self.settings).backend(self.backend, self.sweep.job)
+        self.client().backend(self.backend, self.sweep.job)
         return self.store(planned), planned
 
     def start(self, stored: StoredSweep, environ: Mapping[str, str], *, new: bool) -> None:  # noqa: ARG002 (for controllers)
@@ -91,7 +90,7 @@ class TuningEngine(Engine):
             CloudError: A check failed, or AWS refused; nothing was created.
             SpecError: The job, or the request of its tuning job, is not valid.
         """
-        client = Client(self.settings)
+        client = self.client()
         opened = client.backend(self.backend, self.sweep.job)
         service = opened.tuning_jobs()
         name, _ = _read_record(stored)
