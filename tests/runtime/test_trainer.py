@@ -464,4 +464,4 @@ def test_curves_are_written_only_on_request(is_requested: bool, train: Run, tmp_
         curve = {each.step: each.value for each in curves.Scalars("train/loss")}
         assert curve == pytest.approx(losses(events), rel=1e-5)  # events have 6 digits
         assert {each.step for each in curves.Scalars("validation/error")} == {6, 8}
-        assert len(curves.Scalars("split/backward")) == 8
+        assert len(curves.Scalars("train/backward_seconds")) == 8
