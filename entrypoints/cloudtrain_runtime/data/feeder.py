@@ -73,8 +73,11 @@ class MapFeeder:
             order = _order_of_dataset
         elif own is not None:
             order = order_of_task
+        length = evaluated
+        if length is None:
+            length = len(dataset if own is None else own)  # type: ignore[arg-type]
         self._sampler = GlobalOrderSampler(
-            len(dataset if own is None else own) if evaluated is None else evaluated,  # type: ignore[arg-type]
+            length,
             order=order,
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
