@@ -15,16 +15,10 @@ from support.sizes import tries
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
-from cloudtrain_runtime.data import (
-    DataState,
-    GlobalOrderSampler,
-    Loading,
-    Position,
-    ReaderShare,
-    make_evaluation_data,
-)
+from cloudtrain_runtime.data import DataState, GlobalOrderSampler, Position
 from cloudtrain_runtime.data.loader import make_loader
 from cloudtrain_runtime.data.position import resolve_global_batch
+from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.process.seeds import seed_everything, seed_worker
@@ -189,24 +183,17 @@ def test_shares_of_micro_steps_differ_by_at_most_one() -> None:
     assert counts == [[3, 2], [3, 2], [2, 2], [2, 2]]
 
 
-@pytest.mark.parametrize(("length", "drop_last"), [(10, False), (3, False), (8, True), (11, True)])
-def test_an_evaluation_covers_everything_once(length: int, drop_last: bool) -> None:
-    """Each rank has the same number of batches, with placeholders that do not count."""
-    world = 4
-    loading = Loading(list, batch_size=2, accumulate=3, seed=5, drop_last=drop_last)
-    data = [
-        make_evaluation_data(range(length), read_context({}), ReaderShare(rank, world), loading)  # type: ignore[arg-type]
-        for rank in range(world)
-    ]
-    for _ in range(2):
-        batches = [list(each) for each in data]
+def test_evaluation_shards_cover_everything_once() -> None:
+    for length, world in ((10, 4), (3, 4), (8, 1)):
         seen = [
-            sample for own in batches for micro, batch in own for sample in batch[: micro.count]
+            index
+            for rank in range(world)
+            for batch in EvaluationShards(
+                length, batch_size=3, data_rank=rank, data_size=world, even=False
+            )
+            for index in batch
         ]
-        assert sorted(seen) == list(range(length - length % world if drop_last else length))
-        assert len({len(own) for own in batches}) == 1
-        assert batches[0][0][1] == [0, world][: len(batches[0][0][1])], "in the dataset's order"
-        assert {each.samples for each in data} == {len(seen)}
+        assert sorted(seen) == list(range(length))
 
 
 SAVED = DataState(

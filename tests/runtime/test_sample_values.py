@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics.predictions import BatchEvaluation, Prediction
+from cloudtrain_runtime.metrics.predictions import Prediction
 from cloudtrain_runtime.process.run_context import context
-from cloudtrain_runtime.training.bootstrap import Measured, bootstrap_mean
+from cloudtrain_runtime.training.bootstrap import bootstrap_means
 from cloudtrain_runtime.training.sample_values import SampleValues
 
 
@@ -22,8 +23,7 @@ def gathered(*batches: BatchEvaluation) -> SampleValues:
 
 def test_a_bootstrap_interval_is_that_of_the_mean() -> None:
     sample = torch.randn(2_000, generator=torch.Generator().manual_seed(1)) + 3
-    found = bootstrap_mean(sample, torch.ones(2_000), seed=0)
-    assert found is not None
+    found = bootstrap_means({"metric": sample}, torch.ones(2_000), seed=0)["metric"]
     assert found.value == pytest.approx(float(sample.mean()))
     assert found.low is not None
     assert found.high is not None
@@ -31,8 +31,8 @@ def test_a_bootstrap_interval_is_that_of_the_mean() -> None:
     assert (found.low, found.high) == pytest.approx(
         (found.value - half, found.value + half), abs=half / 8
     )
-    assert bootstrap_mean(sample, torch.ones(2_000), seed=0) == found
-    assert bootstrap_mean(sample[:1], torch.ones(1), seed=0) == Measured(float(sample[0]))
+    assert bootstrap_means({"metric": sample}, torch.ones(2_000), seed=0)["metric"] == found
+    assert bootstrap_means({"metric": sample[:1]}, torch.ones(1), seed=0)["metric"].low is None
 
 
 def test_classes_with_probabilities_are_calibrated() -> None:

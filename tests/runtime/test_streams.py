@@ -364,7 +364,7 @@ def test_an_evaluation_can_be_repeated(workers: int, tmp_path: Path) -> None:
     count = write_files(tmp_path, [5, 6, 7])
     loading = Loading(list, batch_size=4, workers=workers)
     evaluation = make_evaluation_data(
-        FileStream(tmp_path, read_numbers), CONTEXT, ReaderShare(0, 1), loading
+        FileStream(tmp_path, read_numbers), CONTEXT, ReaderShare(0, 1), loading, even=True
     )
     for _ in range(3):
         samples = [sample for micro, batch in evaluation for sample in batch[: micro.count]]

@@ -185,7 +185,7 @@ def _read(reading: Reading, context: Any, host: int, results: dict[str, Any]) ->
                 break
     results["state"] = feeder.state().to_json()
     loading = Loading(list, batch_size=4, workers=reading.workers)
-    evaluation = make_evaluation_data(dataset, context, share, loading)
+    evaluation = make_evaluation_data(dataset, context, share, loading, even=True)
     for _ in range(2):
         for micro, batch in evaluation:
             results["evaluated"][0] += batch[: micro.count]

@@ -11,8 +11,16 @@ from torch.utils.data import Dataset
 from cloudtrain_runtime.data.feeder import MapFeeder
 from cloudtrain_runtime.data.file_stream import FileSource, FileStream
 from cloudtrain_runtime.data.iterable_dataset import IterableSource, is_iterable
-from cloudtrain_runtime.data.loader import Loading, worker_count
+from cloudtrain_runtime.data.loader import (
+    Loader,
+    Loading,
+    load_in_process,
+    make_loader,
+    to_device,
+    worker_count,
+)
 from cloudtrain_runtime.data.position import MicroBatch, Position, ReaderShare, check_full_steps
+from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.data.stream_feeder import StreamFeeder, StreamSource
 from cloudtrain_runtime.errors import TaskError
 from cloudtrain_runtime.process.event_log import log_line
@@ -78,38 +86,76 @@ def _source_of(
 
 
 def make_evaluation_data(
-    dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
-) -> EvaluationData:
+    dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading, *, even: bool
+) -> _MapEvaluation | _StreamEvaluation:
     """Return the batches of a split on this rank's device, for any number of iterations. All ranks call this together.
+
+    Every sample of the split is in one rank's batches: `for micro, batch in evaluation`. A batch with
+    `micro.count == 0` holds one placeholder sample, which does not count. `evaluation.samples` counts the samples of
+    all ranks, for a stream after an iteration.
 
     Args:
         dataset: Map-style, iterable, or a FileStream.
         context: This rank's context.
         share: This rank's share of the samples.
-        loading: How batches are loaded; seed, accumulate and sampler do not matter.
+        loading: How batches are loaded; seed and accumulate do not matter.
+        even: Whether all ranks must have the same number of batches, because the forward pass communicates. A stream
+            always gives the same number.
     """
-    once = replace(loading, accumulate=1, seed=0, sampler=None)
     if is_iterable(dataset):
-        return EvaluationData(_stream_feeder(dataset, context, share, once))
-    samples = len(dataset)  # type: ignore[arg-type]
-    if loading.drop_last:
-        check_full_steps(share.size, share.size, samples)
-        samples -= samples % share.size
-        once = replace(once, drop_last=False)
-    return EvaluationData(MapFeeder(dataset, context, share, once, evaluated=samples))
+        once = replace(loading, accumulate=1, seed=0)
+        return _StreamEvaluation(_stream_feeder(dataset, context, share, once))
+    return _MapEvaluation(dataset, context, share, loading, even=even)
 
 
-class EvaluationData:
-    """The batches of a split, in the order of the dataset: `for micro, batch in evaluation`.
+class _MapEvaluation:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        context: Context,
+        share: ReaderShare,
+        loading: Loading,
+        *,
+        even: bool,
+    ) -> None:
+        self.samples = len(dataset)  # type: ignore[arg-type]
+        if loading.drop_last:
+            check_full_steps(share.size, share.size, self.samples)
+            self.samples -= self.samples % share.size
+        self._shards = EvaluationShards(
+            self.samples,
+            batch_size=loading.batch_size,
+            data_rank=share.rank,
+            data_size=share.size,
+            even=even,
+        )
+        self._dataset = dataset
+        self._collate = loading.collate
+        self._context = context
+        self._workers = worker_count(context, loading.workers)
+        self._loader: Loader | None = None
 
-    Every sample is in one rank's batches, and all ranks have the same number of batches, because a forward pass may
-    communicate. A batch with `micro.count == 0` holds one placeholder sample, which does not count.
+    def __iter__(self) -> Iterator[tuple[MicroBatch, Any]]:
+        if self._loader is None and (self._workers or self._context.device.type != "cpu"):
+            self._loader = make_loader(
+                self._dataset, self._shards, self._collate, self._context, workers=self._workers
+            )
+        loaded_here = load_in_process(self._dataset, self._shards, self._collate)
+        loaded = loaded_here if self._loader is None else self._loader
+        for micro, batch in zip(self._shards.micro_batches, loaded, strict=True):
+            yield micro, to_device(batch, self._context.device)
 
-    Attributes:
-        samples: Samples of all ranks in the last iteration.
-    """
+    def close(self) -> None:
+        """End the loader's workers."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
 
-    def __init__(self, feeder: Feeder) -> None:
+
+class _StreamEvaluation:
+    """The batches of a stream; each iteration reads epoch 0."""
+
+    def __init__(self, feeder: StreamFeeder) -> None:
         self._feeder = feeder
         self.samples = 0
 

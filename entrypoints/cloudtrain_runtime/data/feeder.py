@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch.utils.data import Dataset
 
-from cloudtrain_runtime.data.global_order import DatasetOrder, GlobalOrder, Order, TaskOrder
+from cloudtrain_runtime.data.global_order import GlobalOrder, Order, TaskOrder
 from cloudtrain_runtime.data.loader import (
     NO_BATCH,
     DevicePrefetcher,
@@ -45,21 +45,12 @@ class MapFeeder:
 
     It has the methods of a StreamFeeder.
 
-    Args:
-        evaluated: Number of samples of an evaluation, which reads them in the order of the dataset; None for training.
-
     Attributes:
         length: Samples of an epoch.
     """
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        context: Context,
-        share: ReaderShare,
-        loading: Loading,
-        *,
-        evaluated: int | None = None,
+        self, dataset: Dataset[Any], context: Context, share: ReaderShare, loading: Loading
     ) -> None:
         own: Any = loading.sampler
         self._has_own_order = own is not None
@@ -68,17 +59,9 @@ class MapFeeder:
         def order_of_task(_: int, seed: int, epoch: int) -> Order:
             return self._task_order(seed, epoch)
 
-        order: Callable[[int, int, int], Order] = GlobalOrder
-        if evaluated is not None:
-            order = _order_of_dataset
-        elif own is not None:
-            order = order_of_task
-        length = evaluated
-        if length is None:
-            length = len(dataset if own is None else own)  # type: ignore[arg-type]
         self._sampler = GlobalOrderSampler(
-            length,
-            order=order,
+            len(dataset if own is None else own),  # type: ignore[arg-type]
+            order=GlobalOrder if own is None else order_of_task,
             batch_size=loading.batch_size,
             accumulate=loading.accumulate,
             seed=loading.seed,
@@ -102,15 +85,12 @@ class MapFeeder:
         return self._sampler.position
 
     @property
-    def global_size(self) -> int:
-        return self._sampler.global_size
-
-    @property
-    def smallest_batch(self) -> int:
+    def smallest_batch(self) -> int | None:
         return self._sampler.smallest_batch
 
-    def restart(self, position: Position) -> None:
-        self._sampler.position = position
+    @property
+    def global_size(self) -> int:
+        return self._sampler.global_size
 
     def epoch(self) -> Iterator[Step]:
         dataset = self._dataset
@@ -146,7 +126,3 @@ class MapFeeder:
         if self._loader is not None:
             self._loader.close()
             self._loader = None
-
-
-def _order_of_dataset(length: int, seed: int, epoch: int) -> Order:  # noqa: ARG001 (of other orders)
-    return DatasetOrder()

@@ -162,12 +162,4 @@ class TaskOrder:
         return int((self._indices * torch.arange(1, len(self._indices) + 1)).sum())
 
 
-class DatasetOrder:
-    """The order of the dataset itself, for an evaluation."""
-
-    def at(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the samples at some positions of the order."""
-        return positions
-
-
-Order = GlobalOrder | TaskOrder | DatasetOrder
+Order = GlobalOrder | TaskOrder

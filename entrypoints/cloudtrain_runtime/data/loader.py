@@ -91,17 +91,11 @@ class Loader:
         if self._loader is None:
             raise RuntimeError("the loader is closed")
         self._iterator = iter(self._loader)
-        return self._batches()
+        return _Batches(self)
 
-    def _batches(self) -> Iterator[Any]:
-        while True:
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                return
-            yield batch
-            # Nothing here refers to it while the next one is loaded.
-            del batch
+    def next_batch(self) -> Any:
+        """Return the next batch of the present iteration; raise StopIteration after the last one."""
+        return next(self._iterator)
 
     def close(self) -> None:
         """End the workers."""
@@ -109,6 +103,19 @@ class Loader:
             self._outlive.end()
         self._iterator = iter(())
         self._loader = None
+
+
+class _Batches:
+    """Iterator over a loader's batches that does not keep its workers alive."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self._loader.next_batch()
 
 
 _open_loaders: weakref.WeakSet[Loader] = weakref.WeakSet()
@@ -126,7 +133,7 @@ def close_loaders() -> None:
 
 def make_loader(
     dataset: Dataset[Any],
-    sampler: GlobalOrderSampler,
+    sampler: Sampler[list[int]],
     collate: Collate,
     context: Context,
     *,
@@ -169,7 +176,7 @@ def loader_options(context: Context, workers: int) -> dict[str, Any]:
 
 
 def load_in_process(
-    dataset: Dataset[Any], sampler: GlobalOrderSampler, collate: Collate, *, seed: int | None = None
+    dataset: Dataset[Any], sampler: Sampler[list[int]], collate: Collate, *, seed: int | None = None
 ) -> Iterator[Any]:
     """Yield this rank's batches, loaded in this process: like a DataLoader without workers, but with less overhead.
 
@@ -178,7 +185,10 @@ def load_in_process(
     if seed is None:
         gather = _gatherer(dataset) if collate is default_collate else None
         if gather is not None:
-            yield from map(gather, sampler.tensors())
+            if isinstance(sampler, GlobalOrderSampler):
+                yield from map(gather, sampler.tensors())
+                return
+            yield from map(gather, map(torch.tensor, sampler))
             return
         for indices in sampler:
             yield collate(_fetched(dataset, indices))
@@ -221,11 +231,11 @@ def _gatherer(dataset: Dataset[Any]) -> Callable[[torch.Tensor], list[torch.Tens
 class _EpochTaggedSampler(Sampler[tuple[int, list[int]]]):
     """Adds the epoch to each batch of a sampler, because persistent workers have no other way to know it."""
 
-    def __init__(self, sampler: GlobalOrderSampler) -> None:
+    def __init__(self, sampler: Sampler[list[int]]) -> None:
         self.sampler = sampler
 
     def __iter__(self) -> Iterator[tuple[int, list[int]]]:
-        epoch = self.sampler.epoch
+        epoch = self.sampler.epoch if isinstance(self.sampler, GlobalOrderSampler) else 0
         return ((epoch, indices) for indices in self.sampler)
 
 
@@ -260,6 +270,13 @@ def _unchanged(batch: Any) -> Any:
 
 NO_BATCH: Any = object()
 """Marks that there is no further batch."""
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return a batch with every tensor moved to a device; for the CPU, the batch itself."""
+    if device.type == "cpu":
+        return batch
+    return _moved(batch, device)[0]
 
 
 def _moved(batch: Any, device: torch.device) -> tuple[Any, list[torch.Tensor]]:
@@ -297,9 +314,7 @@ class DevicePrefetcher:
             batch = self._pull()
             if batch is NO_BATCH:
                 raise StopIteration
-            if self._device.type == "cpu":
-                return batch
-            return _moved(batch, self._device)[0]
+            return to_device(batch, self._device)
         present = self._next_copy or self._start_copy(self._copies)
         if present is None:
             raise StopIteration

@@ -19,6 +19,7 @@ from cloudtrain_runtime.data.global_order import ORDER_VERSION, GlobalOrder, Ord
 from cloudtrain_runtime.data.position import (
     DataState,
     GlobalBatch,
+    MicroBatch,
     Position,
     ceil_div,
     check_full_steps,
@@ -280,3 +281,41 @@ def _cut(rows: Sequence[Any], plan: GlobalBatch) -> Iterator[Any]:
         for micro in plan.micro_batches:
             yield row[at : at + micro.samples]
             at += micro.samples
+
+
+class EvaluationShards(Sampler[list[int]]):
+    """Batches of this rank's share of an evaluation split, with `even` the same number on every rank.
+
+    The forward pass of a sharded model communicates, so all ranks must run it equally often. A rank without samples
+    uses the first sample as a placeholder, which does not count.
+
+    Args:
+        length: Samples in the split.
+        batch_size: Samples per rank.
+        data_rank: Index of this rank's share of the data.
+        data_size: Number of shares of the data.
+        even: Whether every rank has the same number of batches.
+    """
+
+    def __init__(
+        self, length: int, *, batch_size: int, data_rank: int, data_size: int, even: bool = True
+    ) -> None:
+        self.indices = range(data_rank, length, data_size)
+        self.batch_size = batch_size
+        longest = ceil_div(length, data_size) if even else len(self.indices)
+        self._batches = ceil_div(longest, batch_size)
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for at in range(self._batches):
+            yield list(self._slice(at)) or [0]
+
+    @property
+    def micro_batches(self) -> Iterator[MicroBatch]:
+        """The number of samples that count in each batch."""
+        return (MicroBatch(len(self._slice(at))) for at in range(self._batches))
+
+    def _slice(self, batch: int) -> range:
+        return self.indices[batch * self.batch_size : (batch + 1) * self.batch_size]

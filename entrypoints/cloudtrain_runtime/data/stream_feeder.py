@@ -142,11 +142,10 @@ class StreamFeeder:
         position: Steps, epochs and samples done, as counted by `advance`.
         global_size: Samples of a full optimizer step, of all ranks.
         length: None: the samples of an epoch are unknown before its end.
-        smallest_batch: None, for the same reason.
     """
 
     length = None
-    smallest_batch = None
+    smallest_batch: int | None = None
 
     def __init__(
         self, source: StreamSource, context: Context, share: ReaderShare, loading: Loading

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,14 +37,25 @@ from cloudtrain_runtime.distributed.model_proxy import (
 )
 from cloudtrain_runtime.distributed.uneven_inputs import replace_nonfinite
 from cloudtrain_runtime.errors import JobError, TaskError
-from cloudtrain_runtime.metrics.predictions import BatchEvaluation, evaluate_batch
+from cloudtrain_runtime.metrics.predictions import Prediction, checked_prediction
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import IsolatedRandomState
-from cloudtrain_runtime.task import Batch, Task, checked_loss, collate_function
+from cloudtrain_runtime.task import Batch, Task, checked_loss, checked_metrics, collate_function
 
 _MAX_PENDING_SENDS = 4
 """Evaluation batches that a stage may have sent without the next one having received them."""
+
+
+@dataclass(frozen=True)
+class BatchEvaluation:
+    """Loss, metrics and prediction of an evaluation batch."""
+
+    values: Mapping[
+        str, torch.Tensor
+    ]  # the loss, a mean or a sum, and metrics with a value per sample
+    prediction: Prediction | None  # if requested
+    count: torch.Tensor | None = None  # what the loss is a sum of; None where it is a mean
 
 
 class Pipeline:
@@ -194,14 +205,16 @@ class Pipeline:
             with self._precision():
                 returned = module(*taken)
             if link.is_last:
-                models = {
-                    method: OutputProxy(returned, None if method == "loss" else call, method).eval()
-                    for method in ("loss", "metrics", "predict")
-                }
                 with self._precision():
-                    return evaluate_batch(
-                        self._task, models, batch, samples, with_classes=with_classes
+                    loss = checked_loss(self._task, OutputProxy(returned).eval(), batch)
+                    metrics = checked_metrics(
+                        self._task, OutputProxy(returned, call, "metrics").eval(), batch, samples
                     )
+                    prediction = None
+                    if with_classes:
+                        proxy = OutputProxy(returned, call, "predict").eval()
+                        prediction = checked_prediction(self._task, proxy, batch, samples)
+                    return BatchEvaluation({"loss": loss.value, **metrics}, prediction, loss.count)
             self._send(returned, link, size)
         return BatchEvaluation({}, None)
 

@@ -1,8 +1,8 @@
-"""What a Task measures of a batch in an evaluation: loss, metrics, and classes, probabilities or numbers."""
+"""What a Task's `predict` returns: classes, probabilities or numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,7 @@ import torch
 from torch import nn
 
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.task import (
-    Batch,
-    Task,
-    checked_loss,
-    checked_metrics,
-    shape_of,
-    with_location,
-)
+from cloudtrain_runtime.task import Batch, Task, shape_of, with_location
 
 
 @dataclass(frozen=True)
@@ -68,35 +61,3 @@ def checked_prediction(task: Task, model: nn.Module, batch: Batch, samples: int)
         f"of the shape [{samples}], or probabilities [{samples}, classes] and integers, or numbers of equal shapes; "
         f"it returned {shape_of(result)}"
     )
-
-
-@dataclass(frozen=True)
-class BatchEvaluation:
-    """Loss, metrics and prediction of an evaluation batch."""
-
-    # the loss, a mean or a sum, and metrics with a value per sample
-    values: Mapping[str, torch.Tensor]
-    # if requested
-    prediction: Prediction | None
-    # what the loss is a sum of; None where it is a mean
-    count: torch.Tensor | None = None
-
-
-def evaluate_batch(
-    task: Task, models: Mapping[str, nn.Module], batch: Batch, samples: int, *, with_classes: bool
-) -> BatchEvaluation:
-    """Return what the Task measures of a batch.
-
-    Args:
-        task: The Task.
-        models: What its methods `loss`, `metrics` and `predict` call.
-        batch: The batch.
-        samples: Its number of samples.
-        with_classes: Whether to call `predict`.
-    """
-    loss = checked_loss(task, models["loss"], batch)
-    values = {"loss": loss.value, **checked_metrics(task, models["metrics"], batch, samples)}
-    prediction = None
-    if with_classes:
-        prediction = checked_prediction(task, models["predict"], batch, samples)
-    return BatchEvaluation(values, prediction, loss.count)

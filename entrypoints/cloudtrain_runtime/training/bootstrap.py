@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,31 +31,37 @@ class Measured:
 
 
 @torch.no_grad()
-def bootstrap_mean(values: torch.Tensor, counts: torch.Tensor, seed: int) -> Measured | None:
-    """Return a mean with its 95 % interval (percentiles of resampled means); None without values.
+def bootstrap_means(
+    sums: Mapping[str, torch.Tensor], counts: torch.Tensor, seed: int
+) -> dict[str, Measured]:
+    """Return means with their 95 % intervals (percentiles of resampled means).
 
-    Equal seeds and lengths draw equal samples.
+    All metrics are resampled together. Equal seeds and lengths draw equal samples.
 
     Args:
-        values: Values of a metric, [N]: of each sample, or the sum of each group of samples.
+        sums: Values by metric, [N]: of each sample, or the sum of each group of samples.
         counts: Number of samples that each value is a sum of, [N].
         seed: Seed of the draws.
     """
     size = len(counts)
-    if size == 0:
-        return None
-    values = values.double()
+    if not sums or size == 0:
+        return {}
+    # Shape [metrics, N].
+    values = torch.stack([each.double() for each in sums.values()])
     weights = counts.double()
-    mean = float(values.sum() / weights.sum())
+    means = values.sum(dim=1) / weights.sum()
     if size == 1:
-        return Measured(mean)
+        return {name: Measured(float(mean)) for name, mean in zip(sums, means, strict=True)}
     generator = torch.Generator().manual_seed(seed)
     resamples = max(_LEAST_RESAMPLES, min(_RESAMPLES, _MOST_DRAWS // size))
-    drawn = torch.empty(resamples, dtype=torch.float64)
+    drawn = torch.empty(len(sums), resamples, dtype=torch.float64)
     for index in range(resamples):
         picked = torch.randint(size, (size,), generator=generator)
-        drawn[index] = values[picked].sum() / weights[picked].sum()
-    ordered = drawn.sort().values
-    low = ordered[math.floor(_TAIL * (resamples - 1))]
-    high = ordered[math.ceil((1 - _TAIL) * (resamples - 1))]
-    return Measured(mean, float(low), float(high))
+        drawn[:, index] = values[:, picked].sum(dim=1) / weights[picked].sum()
+    ordered = drawn.sort(dim=1).values
+    low = math.floor(_TAIL * (resamples - 1))
+    high = math.ceil((1 - _TAIL) * (resamples - 1))
+    return {
+        name: Measured(float(mean), float(ordered[row, low]), float(ordered[row, high]))
+        for row, (name, mean) in enumerate(zip(sums, means, strict=True))
+    }

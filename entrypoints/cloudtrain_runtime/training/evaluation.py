@@ -20,13 +20,16 @@ from cloudtrain_runtime.checkpoint.training_state import random_states, set_rand
 from cloudtrain_runtime.data import Loading, make_evaluation_data
 from cloudtrain_runtime.distributed.mesh import Mesh
 from cloudtrain_runtime.distributed.parallelize import DistributedModel
-from cloudtrain_runtime.metrics.predictions import BatchEvaluation, evaluate_batch
+from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
+from cloudtrain_runtime.metrics.predictions import checked_prediction
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.seeds import seed_everything
 from cloudtrain_runtime.task import (
     Task,
     checked_evaluation,
+    checked_loss,
+    checked_metrics,
     overrides,
 )
 
@@ -71,8 +74,12 @@ class Evaluator:
         self._model = built.model
         self._pipeline = built.pipeline
         self._autocast = autocast
+        # A forward pass that communicates must run equally often on all ranks.
+        even = not mesh.is_plain
         self._make = {
-            split: partial(make_evaluation_data, dataset, mesh.context, mesh.data_share, loading)
+            split: partial(
+                make_evaluation_data, dataset, mesh.context, mesh.data_share, loading, even=even
+            )
             for split, dataset in datasets.items()
         }
         self._batches = {split: make() for split, make in self._make.items() if split != "train"}
@@ -141,12 +148,18 @@ class Evaluator:
     def _forward(self, batch: Any, samples: int, *, with_classes: bool) -> BatchEvaluation:
         if self._pipeline is not None:
             return self._pipeline.evaluate(batch, samples, with_classes=with_classes)
-        models = dict.fromkeys(("loss", "metrics", "predict"), self._model)
         with self._autocast:
-            found = evaluate_batch(self._task, models, batch, samples, with_classes=with_classes)
-        full = {name: _full_tensor(value) for name, value in found.values.items()}
-        count = None if found.count is None else _full_tensor(found.count)
-        return BatchEvaluation(full, found.prediction, count)
+            loss = checked_loss(self._task, self._model, batch)
+            values = {
+                "loss": loss.value,
+                **checked_metrics(self._task, self._model, batch, samples),
+            }
+            prediction = None
+            if with_classes:
+                prediction = checked_prediction(self._task, self._model, batch, samples)
+        full = {name: _full_tensor(value) for name, value in values.items()}
+        count = None if loss.count is None else _full_tensor(loss.count)
+        return BatchEvaluation(full, prediction, count)
 
 
 @contextlib.contextmanager

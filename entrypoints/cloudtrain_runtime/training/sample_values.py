@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cloudtrain_runtime.distributed.pipeline import BatchEvaluation
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.metrics.predictions import BatchEvaluation
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
-from cloudtrain_runtime.training.bootstrap import Measured, bootstrap_mean
+from cloudtrain_runtime.training.bootstrap import Measured, bootstrap_means
 
 _BINS = 10
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -82,19 +81,24 @@ class SampleValues:
         elif self._has_numbers and "rmse" not in means:
             squares = self._residuals.square()
             samples["rmse"] = squares if squares.dim() == 1 else squares.flatten(1).mean(dim=1)
-        sums = {name: (each, torch.ones(len(each))) for name, each in samples.items()}
+        sizes = {len(each) for each in samples.values()}
+        found: dict[str, Measured] = {}
+        for size in sizes:
+            group = {name: each for name, each in samples.items() if len(each) == size}
+            found |= bootstrap_means(group, torch.ones(size), seed)
         if _LOSS in self._columns:
-            sums["loss"] = (self._columns[_LOSS], self._columns[_LOSS_COUNT])
-        found = {name: bootstrap_mean(*each, seed) for name, each in sums.items()}
+            found |= bootstrap_means(
+                {"loss": self._columns[_LOSS]}, self._columns[_LOSS_COUNT], seed
+            )
+        if self._has_numbers and "rmse" in samples:
+            found["rmse"] = found["rmse"].map(math.sqrt)
         exact = {name: Measured(value) for name, value in means.items()}
-        for name, each in found.items():
-            if each is None or (name not in means and name not in ("accuracy", "rmse")):
-                continue
-            bounds = each
-            if name == "rmse" and self._has_numbers:
-                bounds = each.map(math.sqrt)
-            exact[name] = replace(bounds, value=means.get(name, bounds.value))
-        return exact
+        bounded = {
+            name: Measured(means.get(name, each.value), each.low, each.high)
+            for name, each in found.items()
+            if name in means or name in ("accuracy", "rmse")
+        }
+        return {**exact, **bounded}
 
     @property
     def is_classified(self) -> bool:
