@@ -14,6 +14,7 @@ from cloudtrain_runtime.launcher import written_files
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
 from cloudtrain_runtime.launcher.written_files import (
     Budget,
+    Surroundings,
     is_left_out,
     new_files,
     places_of_instance,
@@ -42,8 +43,10 @@ save_file({"w": torch.zeros(1)}, f"{base}/{name}-safetensors")
 sqlite3.connect(f"{base}/{name}-sqlite").execute("create table x (y)")
 own = f"{name}-own"
 pathlib.Path(own).write_text("x")
-os.makedirs(base / f"{name}-new")
-subprocess.run(["cp", own, f"{base}/{name}-new/copied"], check=True)
+subprocess.run(["cp", own, f"{base}/{name}-cp"], check=True)
+subprocess.run(["cp", own, str(base)], check=True)
+subprocess.run(["dd", "if=/dev/zero", f"of={base}/{name}-dd", "bs=1", "count=3"], check=True, stderr=-3)
+os.system(f"echo x > {base}/{name}-shell")
 os.rename(own, base / f"{name}-moved")
 shutil.copytree(base, base / f"{name}-tree", ignore=lambda _, names: set(names) - {f"{name}-path"})
 if os.fork() == 0:
@@ -57,7 +60,7 @@ os.wait()
 open(base / "old").read()
 """
 NAMES = (
-    *("path", "descriptor", "torch", "safetensors", "sqlite", "new/copied", "moved"),
+    *("path", "descriptor", "torch", "safetensors", "sqlite", "cp", "own", "dd", "shell", "moved"),
     *("tree/{}-path", "forked"),
 )
 
@@ -78,9 +81,9 @@ def test_each_run_finds_what_it_has_written(tmp_path: Path) -> None:
         runs[name] = subprocess.Popen([*command, str(base), name], cwd=folder)
     assert [run.wait() for run in runs.values()] == [0, 0]
     records = {name: str(tmp_path / f"{name}-records") for name in runs}
-    for name in runs:
-        kept = [str(tmp_path / name)]
-        found = recorded_files(records[name], began, str(tmp_path / "ml"), kept, Budget())
+    for name, other in (("a", "b"), ("b", "a")):
+        around = Surroundings(str(tmp_path / "ml"), [str(tmp_path / name)], [records[other]])
+        found = recorded_files(records[name], began, around, Budget())
         names = {path.removeprefix(f"{base}/") for files in found.values() for path in files}
         assert names == {f"{name}-{each.format(name)}" for each in NAMES}
 
@@ -88,11 +91,11 @@ def test_each_run_finds_what_it_has_written(tmp_path: Path) -> None:
 def test_a_new_folder_is_named_once(tmp_path: Path) -> None:
     folder = tmp_path / "new"
     records = tmp_path / "records"
-    records.write_bytes(f"{folder}\0{folder}/a\0{folder}/deep\0".encode())
+    records.write_bytes(f"folder {folder}\0file {folder}/a\0folder {folder}/deep\0".encode())
     (folder / "deep").mkdir(parents=True)
     (folder / "a").write_text("xx")
     (folder / "deep" / "b").write_text("xxx")
-    found = recorded_files(str(records), 0.0, "/opt/ml", [], Budget())
+    found = recorded_files(str(records), 0.0, Surroundings("/opt/ml", []), Budget())
     assert {name: sum(files.values()) for name, files in found.items()} == {f"{folder}/": 5}
 
 
@@ -105,7 +108,8 @@ def test_an_instance_finds_all_new_files(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    found = new_files([str(tmp_path)], began, [str(tmp_path / "kept")], Budget())
+    around = Surroundings("/opt/ml", [str(tmp_path / "kept")])
+    found = new_files([str(tmp_path)], began, around, Budget())
     shown = {name.removeprefix(f"{tmp_path}/"): len(files) for name, files in found.items()}
     assert shown == {".cache/new/": 2, "out/": 1, "e": 1}
 
@@ -172,7 +176,7 @@ def test_opt_and_var_hold_results_too(
         {f"{tmp_path}{each}" for each in written_files.SYSTEM_BELOW},
     )
     places = [f"{tmp_path}/{path.split('/')[1]}"]
-    found = new_files(places, 0.0, [], Budget())
+    found = new_files(places, 0.0, Surroundings("/opt/ml", []), Budget())
     assert [name for files in found.values() for name in files] == [f"{tmp_path}{path}"] * is_found
 
 
@@ -205,7 +209,7 @@ def test_a_kept_folder_counts_by_its_real_path_too(
     tree.written.parent.mkdir(parents=True)
     for path in (real / "a.pt", tmp_path / "outside" / "b.pt"):
         path.write_text("x")
-    entries = [f"{real}/a.pt", f"{tmp_path}/outside/b.pt", f"{real}"]
+    entries = [f"file {real}/a.pt", f"file {tmp_path}/outside/b.pt", f"folder {real}"]
     tree.written.write_text("".join(f"{each}\0" for each in entries))
     code.report("algo-1")
     (event,) = filter(None, map(parse_event, capfd.readouterr().out.splitlines()))
@@ -221,12 +225,14 @@ def test_many_records_take_one_scan_of_each_file(
     for name in names:
         Path(name).touch()
     records = tmp_path / "records"
-    records.write_text("".join(f"{entry}\0" for entry in [f"{tmp_path}/new", *names]))
+    records.write_text(
+        "".join(f"{entry}\0" for entry in [f"folder {tmp_path}/new", *(f"file {n}" for n in names)])
+    )
     checks = list[str]()
     plain = written_files.is_left_out
     monkeypatch.setattr(
         written_files, "is_left_out", lambda path, kept: checks.append(path) or plain(path, kept)
     )
-    found = recorded_files(str(records), 0.0, "/opt/ml", [], Budget())
+    found = recorded_files(str(records), 0.0, Surroundings("/opt/ml", []), Budget())
     assert sum(map(len, found.values())) == 300
     assert len(checks) <= 2 * len(names)

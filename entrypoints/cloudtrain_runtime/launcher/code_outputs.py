@@ -17,6 +17,7 @@ from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree
 from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.launcher.written_files import (
     Budget,
+    Surroundings,
     list_folder,
     new_files,
     places_of_instance,
@@ -27,6 +28,8 @@ from cloudtrain_runtime.process.event_log import emit, log_line
 
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
+_RECORDS = "*/hosts/*/opt/ml/start/written"
+"""Records of runs on this machine, below the folder of all local runs."""
 
 
 class CodeFolder:
@@ -96,8 +99,19 @@ class CodeFolder:
         kept += [os.path.realpath(each) for each in kept]
         # Without the variable, this is an instance of its own.
         if ML_ROOT_VARIABLE not in os.environ:
-            return new_files([*places_of_instance(), root], self._began, kept, budget)
-        return recorded_files(str(tree.written), self._began, root, kept, budget)
+            places = [*places_of_instance(), root]
+            return new_files(places, self._began, Surroundings(root, kept), budget)
+        # In a local run, this host's /opt/ml is RUNS/RUN/hosts/HOST/opt/ml.
+        place = machine_path(tree.root, os.environ)
+        runs = place.parents[4] if place.match("*/hosts/*/opt/ml") else place
+        others = [
+            str(each)
+            for each in runs.glob(_RECORDS)
+            # The clock of files is coarse.
+            if each != MlTree(place).written and _changed(each) > self._began - 1
+        ]
+        around = Surroundings(root, kept, others)
+        return recorded_files(str(tree.written), self._began, around, budget)
 
     def _shown(self, name: str) -> str:
         """Return the name of a folder or file for a message, from the code folder, the home folder or the root."""

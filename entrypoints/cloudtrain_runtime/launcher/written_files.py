@@ -1,9 +1,9 @@
 """Files that a script's processes create outside of the folders that are kept.
 
 An instance is the job's alone: there, every new file in a folder that programs write to is the script's. On a machine
-that others use, too, each Python process of the ranks records what it writes to: by Python's audit events, and by the
-functions that write without Python's `open`. Files that compiled code or another program writes are found only in
-folders that the run has created.
+that others use, too, each Python process of the ranks records what it writes to: by Python's audit events, by the words
+of the commands that it starts (`cp`, `dd`), and by three functions that write without Python's `open`. Files that
+another program writes into a folder that was there are not found then.
 
 Standard library only: each Python process of the ranks imports this module at its start.
 """
@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ _MOST_PATHS = 50_000
 """Paths that a process records at most."""
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_COMMANDS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})
+_SEPARATORS = re.compile(r"[\s=;|&<>'\"()]+")
 _SAVING = {
     "torch.serialization": ("save", 1),
     "safetensors.torch": ("save_file", 1),
@@ -35,6 +37,11 @@ _SAVING = {
     "torch.export": ("save", 1),
 }
 """Functions that write a file without Python's `open`, by module, with the position of the path."""
+
+_FILE = "file"
+_FOLDER = "folder"
+_WORD = "word"
+"""Kinds of recorded paths: a file that is written, a folder that is new, a word of a command."""
 
 _SLACK_SECONDS = 0.05
 """How much earlier than the clock the time of a new file can be."""
@@ -104,12 +111,12 @@ class _Recorder:
         if find is None:
             return
         with contextlib.suppress(Exception):
-            if path := find(arguments):
-                self.add(path)
+            for kind, path in find(event, arguments):
+                self.add(kind, path)
 
-    def add(self, path: str) -> None:
+    def add(self, kind: str, path: str) -> None:
         """Record a path once."""
-        entry = f"{os.path.abspath(path)}\0"
+        entry = f"{kind} {os.path.abspath(path)}\0"
         if entry in self._seen or len(self._seen) >= _MOST_PATHS or path == self._place:
             return
         self._seen.add(entry)
@@ -129,31 +136,68 @@ class _Recorder:
             path = arguments[position] if len(arguments) > position else named
             if isinstance(path, str | os.PathLike):
                 with contextlib.suppress(Exception):
-                    self.add(os.fsdecode(path))
+                    self.add(_FILE, os.fsdecode(path))
             return plain(*arguments, **options)
 
         setattr(module, name, save)
 
 
-def _opened(arguments: tuple[Any, ...]) -> str:
+def _opened(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     path, _, flags = arguments
-    return os.fsdecode(path) if flags & _WRITES and not isinstance(path, int) else ""
+    if flags & _WRITES and not isinstance(path, int):
+        yield _FILE, os.fsdecode(path)
 
 
-def _created(arguments: tuple[Any, ...]) -> str:
+def _connected(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    yield _FILE, os.fsdecode(arguments[0])
+
+
+def _created(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
     path = os.fsdecode(arguments[0])
-    # In a folder that was there, others may write, too.
-    return "" if os.path.lexists(path) else path
+    if not os.path.lexists(path):
+        # In a folder that was there, others may write, too.
+        yield _FOLDER, path
 
 
-_FINDERS: dict[str, Callable[[tuple[Any, ...]], str]] = {
+def _moved(_event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    yield _FOLDER if os.path.isdir(arguments[0]) else _FILE, os.fsdecode(arguments[1])
+
+
+def _commanded(event: str, arguments: tuple[Any, ...]) -> Iterator[tuple[str, str]]:
+    """Yield the words of a command that can be paths, and the names that copies into a folder get."""
+    command = arguments[{"os.system": 0, "os.spawn": 2}.get(event, 1)]
+    folder = "."
+    if event == "subprocess.Popen" and arguments[2]:
+        # The working directory of the process.
+        folder = arguments[2]
+    parts = [command] if isinstance(command, str | bytes) else list(command)
+    given = [os.fsdecode(each) for each in parts]
+    # An argument can be a path with a space or a bracket in it, or contain paths, as those of `sh
+    # -c` and `dd` do.
+    words = {*given, *(word for each in given for word in _SEPARATORS.split(each))} - {""}
+    names = {os.path.basename(each.rstrip("/")) for each in words} - {""}
+    for word in words:
+        path = os.path.join(os.fsdecode(folder), os.path.expanduser(word))
+        yield _kind_of_word(path), path
+        if os.path.isdir(path):
+            below = [os.path.join(path, name) for name in names]
+            yield from ((_kind_of_word(each), each) for each in below)
+
+
+def _kind_of_word(path: str) -> str:
+    """Return the kind of a path in a command: a folder that the command creates, as `cp -r` does, is the run's."""
+    return _WORD if os.path.lexists(path) else _FOLDER
+
+
+_FINDERS: dict[str, Callable[[str, tuple[Any, ...]], Iterator[tuple[str, str]]]] = {
     "open": _opened,
-    "sqlite3.connect": lambda arguments: os.fsdecode(arguments[0]),
+    "sqlite3.connect": _connected,
     "os.mkdir": _created,
-    "os.rename": lambda arguments: os.fsdecode(arguments[1]),
-    "os.link": lambda arguments: os.fsdecode(arguments[1]),
+    "os.rename": _moved,
+    "os.link": _moved,
+    **dict.fromkeys(_COMMANDS, _commanded),
 }
-"""Functions that return the path of an audit event (docs.python.org/3/library/audit_events.html), or an empty text."""
+"""Functions that yield the paths of an audit event (docs.python.org/3/library/audit_events.html)."""
 
 
 @dataclass
@@ -214,56 +258,68 @@ def list_folder(folder: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What else is on the machine.
+
+    Attributes:
+        root: /opt/ml of this host, as its processes see it.
+        kept: Folders that are left out, because they are kept, scanned elsewhere, or the runtime's.
+        others: Files with the records of other runs on this machine.
+    """
+
+    root: str
+    kept: Collection[str]
+    others: Iterable[str] = ()
+
+
 def recorded_files(
-    place: str, since: float, root: str, kept: Collection[str], budget: Budget
+    place: str, since: float, around: Surroundings, budget: Budget
 ) -> dict[str, dict[str, int]]:
     """Return the files that the recorded paths name and that were written since a time.
-
-    Args:
-        place: The file with the records.
-        since: The time, in seconds since the epoch.
-        root: /opt/ml of this host, as this process sees it.
-        kept: Folders that are left out, because they are kept, scanned elsewhere, or the runtime's.
-        budget: What the scans may take.
 
     Returns:
         Sizes by path, by the folder (it ends with a slash) or file that a message names.
     """
     since -= _SLACK_SECONDS
-    skipped = {*_CACHES, *kept}
+    records = {_below(around.root, path): kind for path, kind in _read(place).items()}
+    # Each run in a mount namespace has another /opt/ml.
+    others = {path for other in around.others for path in _read(other) if not path.startswith(_ML)}
+    foreign = others - set(records)
     found: dict[str, dict[str, int]] = {}
     seen: set[str] = set()
 
     def add(group: str, path: str, size: int) -> None:
-        if path not in seen and not is_left_out(path, kept):
+        if path not in seen and path not in foreign and not is_left_out(path, around.kept):
             seen.add(path)
             found.setdefault(group, {})[path] = size
 
     # Sorted, a folder comes before what is in it.
-    for path in sorted(_read(place, root)):
+    for path, kind in sorted(records.items()):
         with contextlib.suppress(OSError, ValueError):
             status = os.lstat(path)
-            if status.st_ctime < since or os.path.islink(path):
+            if status.st_ctime < since:
                 continue
-            if os.path.isdir(path):
+            if kind == _FOLDER and os.path.isdir(path) and not os.path.islink(path):
+                skipped = {*_CACHES, *around.kept}
                 for name, size in scan(path, budget, since=since, skipped=skipped).items():
                     add(_group(path, found), os.path.join(path, name), size)
-            elif os.path.isfile(path):
+            elif os.path.isfile(path) and not os.path.islink(path):
                 add(_group(path, found), path, status.st_size)
     return found
 
 
 def new_files(
-    places: Iterable[str], since: float, kept: Collection[str], budget: Budget
+    places: Iterable[str], since: float, around: Surroundings, budget: Budget
 ) -> dict[str, dict[str, int]]:
     """Return all files in some folders that were written since a time, as `recorded_files` does."""
     found: dict[str, dict[str, int]] = {}
-    skipped = {*_CACHES, *SYSTEM_BELOW, *kept}
+    skipped = {*_CACHES, *SYSTEM_BELOW, *around.kept}
     since -= _SLACK_SECONDS
     for place in places:
         for name, size in scan(place, budget, since=since, skipped=skipped).items():
             path = os.path.join(place, name)
-            if is_left_out(path, kept):
+            if is_left_out(path, around.kept):
                 continue
             parts = name.split("/")
             # A hidden folder is named with its subfolder, such as ~/.cache/NAME/.
@@ -310,15 +366,24 @@ def _group(path: str, groups: Collection[str]) -> str:
     return path + ("/" if os.path.isdir(path) else "")
 
 
-def _read(place: str, root: str) -> set[str]:
-    """Return the recorded paths; those below `/opt/ml` as paths below the root."""
+def _below(root: str, path: str) -> str:
+    """Return a path below `/opt/ml` as one below the root."""
+    if not path.startswith(_ML):
+        return path
+    return os.path.join(root, path.removeprefix(_ML))
+
+
+def _read(place: str) -> dict[str, str]:
+    """Return the recorded paths with their kinds; a new folder counts most, a word least."""
     try:
         with open(place, "rb") as file:
             entries = file.read().split(b"\0")
     except OSError:
-        return set()
-    paths = map(os.fsdecode, entries[:-1])
-    return {
-        os.path.join(root, path.removeprefix(_ML)) if path.startswith(_ML) else path
-        for path in paths
-    }
+        return {}
+    order = (_WORD, _FILE, _FOLDER)
+    found: dict[str, str] = {}
+    for entry in entries[:-1]:
+        kind, _, path = os.fsdecode(entry).partition(" ")
+        if kind in order and order.index(kind) >= order.index(found.get(path, _WORD)):
+            found[path] = kind
+    return found
