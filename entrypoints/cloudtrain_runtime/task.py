@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -246,16 +247,17 @@ def location_of(found: type, name: str) -> str:
     code = getattr(method, "__code__", None)
     if code is None or code.co_filename == __file__:
         return ""
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except OSError:
-        # There is no source.
-        return f"{shown_path(code.co_filename)}:{code.co_firstlineno}:1  "
-    # Decorators come first.
-    starts = [at for at, line in enumerate(lines) if line.lstrip().startswith(("def ", "async "))]
-    at = starts[0] if starts else 0
-    column = len(lines[at]) - len(lines[at].lstrip())
-    return f"{shown_path(code.co_filename)}:{first + at}:{column + 1}  "
+    lines = linecache.getlines(code.co_filename)
+    first = code.co_firstlineno - 1  # the line of the first decorator, if there is one
+    starts = (["def", code.co_name], ["async", "def", code.co_name])
+    found_at = (
+        at
+        for at in range(first, len(lines))
+        if lines[at].split("(", maxsplit=1)[0].split() in starts
+    )
+    line = next(found_at, None)
+    column = 0 if line is None else len(lines[line]) - len(lines[line].lstrip())
+    return f"{shown_path(code.co_filename)}:{(first if line is None else line) + 1}:{column + 1}  "
 
 
 def shown_path(file: str) -> str:

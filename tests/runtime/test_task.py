@@ -24,8 +24,8 @@ from cloudtrain_runtime.task import (
 from cloudtrain_runtime.training.task_loading import load_task
 
 GOOD = """
-import torch
 from cloudtrain_runtime import Task
+
 class Mine(Task):
     def __init__(self, layers=2): self.layers = layers
     def model(self): ...
@@ -44,8 +44,8 @@ class Assigned(Mine):
     loss = lambda self, batch: ...
 
 class Decorated(Mine):
-    @torch.no_grad()
-    def metrics(self, batch): ...
+    @staticmethod
+    def metrics(batch): ...
 
 class ByPosition(Mine):
     def __init__(self, a, /): ...
@@ -88,12 +88,12 @@ def test_a_task_gets_its_arguments() -> None:
         (
             "mine_module:Assigned",
             {},
-            r"mine_module.py:19:5  loss\(self, batch\): expected loss\(self, model, batch\)",
+            r"mine_module.py:19:1  loss\(self, batch\): expected loss\(self, model, batch\)",
         ),
         (
             "mine_module:Decorated",
             {},
-            r"mine_module.py:23:5  metrics\(self, batch\): expected metrics\(self, model, batch\)",
+            r"mine_module.py:23:5  metrics\(batch\): expected metrics\(model, batch\)",
         ),
         (
             "mine_module:Unfinished",
@@ -173,6 +173,32 @@ def test_the_worker_uses_the_words_of_the_plan(tmp_path: Path, source: str) -> N
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
+        *(
+            (f"class Mine(Task):\n{MODEL}{DATASETS}    {method}\n", expected)
+            for method, expected in (
+                (
+                    "@staticmethod\n    def loss(self, model, batch): ...",
+                    "loss(self, model, batch): expected loss(model,",
+                ),
+                (
+                    "@classmethod\n    def loss(cls, batch): ...",
+                    "loss(cls, batch): expected loss(cls, model, batch)",
+                ),
+                (
+                    "async def loss(self, model, batch): ...",
+                    "async loss(self, model, batch): expected an ordinary",
+                ),
+                (
+                    "@property\n    def loss(self): ...",
+                    "loss is a property: expected the method loss(self, model, batch)",
+                ),
+                (
+                    "def loss(self, model, batch): yield",
+                    "loss(self, model, batch): it has a yield, so it returns a gen",
+                ),
+                ("loss = 3", "loss is an int: expected the method loss(self, model, batch)"),
+            )
+        ),
         (
             f"{GOOD_BASE}class Mine(Base):\n    @abc.abstractmethod\n    def width(self): ...\n",
             "Mine has no width()",

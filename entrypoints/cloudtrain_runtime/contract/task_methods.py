@@ -143,14 +143,14 @@ def training_step_conflicts(train: Any) -> list[tuple[str, ...]]:
     return [*own, *(("parallel", name) for name in layout)]
 
 
-def call_of(name: str) -> str:
+def call_of(name: str, first: Sequence[str] = ("self",)) -> str:
     """Return how a Task declares a method, such as `loss(self, model, batch)`."""
-    return f"{name}({', '.join(['self', *TASK_METHODS[name].parameters])})"
+    return f"{name}({', '.join([*first, *TASK_METHODS[name].parameters])})"
 
 
-def check_signature(name: str, signature: Signature) -> str:
-    """Return why a function with `self` cannot be the Task's method of a name; empty if it can."""
-    expected = ["self", *TASK_METHODS[name].parameters]
+def check_signature(name: str, signature: Signature, first: Sequence[str] = ("self",)) -> str:
+    """Return why a function cannot be the Task's method of a name, whose parameters follow `first`; empty if it can."""
+    expected = [*first, *TASK_METHODS[name].parameters]
     names = list(signature.parameters)[: len(expected)]
     try:
         signature.bind(*expected)
@@ -160,7 +160,7 @@ def check_signature(name: str, signature: Signature) -> str:
         is_wrong = True
     if not is_wrong:
         return ""
-    return f"{show(name, signature)}: expected {call_of(name)}"
+    return f"{show(name, signature)}: expected {call_of(name, first)}"
 
 
 def check_arguments(

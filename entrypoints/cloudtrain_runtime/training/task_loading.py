@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
 import sys
@@ -13,7 +14,10 @@ from typing import Any
 from cloudtrain_runtime.contract import task_methods
 from cloudtrain_runtime.contract.task_methods import TASK_METHODS
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.task import Task, location_of, shown_path
+from cloudtrain_runtime.task import Task, kind_of, location_of, shown_path
+
+_GENERATORS = ("parallelize", "pipeline")
+"""The methods that may yield their result."""
 
 
 def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
@@ -105,11 +109,39 @@ def _takes(function: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
 
 
 def _wrong_methods(task: Task) -> Iterator[str]:
-    """Yield a message for each method that does not take what the entrypoint calls it with."""
+    """Yield a message for each method that the entrypoint cannot use."""
     for name in TASK_METHODS:
-        function = getattr(getattr(task, name), "__func__", None)
-        if not inspect.isfunction(function):
-            # Of anything but a method, such as a callable in an attribute, the first call shows it.
+        try:
+            message = _method_mistake(task, name)
+        except (TypeError, ValueError):
+            # The method has no signature.
             continue
-        if message := task_methods.check_signature(name, _signature(function)):
+        if message:
             yield location_of(type(task), name) + message
+
+
+def _method_mistake(task: Task, name: str) -> str:
+    """Return why the entrypoint cannot use a method; empty if it can."""
+    method = getattr(task, name)
+    declared = inspect.getattr_static(type(task), name)
+    if not callable(method):
+        kind = kind_of(method)
+        if isinstance(declared, property | functools.cached_property):
+            kind = "a property"
+        return f"{name} is {kind}: expected the method {task_methods.call_of(name)}"
+    signature = _signature(method)
+    first = tuple[str, ...]()
+    # Where the object has an attribute of that name, this is not the method.
+    if inspect.getattr_static(task, name) is declared:
+        if inspect.isfunction(declared):
+            signature = _signature(declared)
+            first = ("self",)
+        elif isinstance(declared, classmethod):
+            signature = _signature(declared.__func__)
+            first = ("cls",)
+    shown = task_methods.show(name, signature)
+    if inspect.iscoroutinefunction(method):
+        return f"async {shown}: expected an ordinary method; write def; it is not awaited"
+    if inspect.isgeneratorfunction(method) and name not in _GENERATORS:
+        return f"{shown}: it has a yield, so it returns a generator; return {TASK_METHODS[name].returns or 'the value'}"
+    return task_methods.check_signature(name, signature, first)
