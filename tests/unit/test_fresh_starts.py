@@ -34,7 +34,6 @@ CAN_CONTINUE = {
     "attached": f"from cloudtrain_runtime.integrations.huggingface import attach\n{DPO}attach(trainer)\ntrainer.train()",
     "the mode of a module": f"{HF}model = Model()\nmodel.train()",
     "another trainer": "import transformers\nfrom mine import Trainer\nTrainer(model).train()",
-    "a trainer of Ray": "import ray.train.torch\nray.train.torch.TorchTrainer(f).fit()",
     "no training": f"{DPO}trainer.evaluate()",
 }
 

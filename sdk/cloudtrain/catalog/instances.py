@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
-from cloudtrain.errors import nearest
 
 _NVME_TYPES = re.compile(
     r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\."
@@ -98,10 +97,12 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
 
 
 def suggest(name: str) -> tuple[str, ...]:
-    """Return up to three instance types of the family that a name is, else the one with the nearest name."""
+    """Return up to three instance types of the family that a name is, else with similar names, nearest first."""
     wanted = name.strip().lower()
     family = [each for each in instance_names() if each.startswith(f"{wanted}.")]
     if family:
         return tuple(family[:3])
-    near = nearest(wanted, instance_names(), cutoff=0.75)
-    return () if near is None else (near,)
+    # Only a wrong name needs it.
+    import difflib
+
+    return tuple(difflib.get_close_matches(wanted, instance_names(), cutoff=0.75))

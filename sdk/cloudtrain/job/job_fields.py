@@ -81,17 +81,13 @@ class JobFields(Section):
     """The code folder and what is started in it."""
     cluster: Cluster = Field(examples=[{"instance_type": "ml.p4d.24xlarge"}])
     """The instances that the job runs on."""
-    data: dict[str, ChannelOrUri] = Field(
-        default_factory=dict, examples=[{"train": "s3://my-bucket/data"}]
-    )
+    data: dict[str, ChannelOrUri] = Field(default_factory=dict)
     """Input channels by name."""
     train: Train | None = None
     """How the shared entrypoint trains a Task (with code.task only)."""
-    checkpoint: Checkpoint = Field(
-        default_factory=Checkpoint.model_construct, examples=[{"every": "10m"}]
-    )
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint.model_construct)
     """Where and how often the run saves checkpoints."""
-    limits: Limits = Field(default_factory=Limits.model_construct, examples=[{"runtime": "24h"}])
+    limits: Limits = Field(default_factory=Limits.model_construct)
     """Limits of the run's time, cost and retries."""
     metrics: dict[MetricName, MetricPattern] = Field(
         default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}]
@@ -103,7 +99,7 @@ class JobFields(Section):
     """Where and how the model and the other outputs are stored."""
     notify: Notify | None = None
     """Who gets a message when a run ends."""
-    tags: dict[str, Text] = Field(default_factory=dict, examples=[{"team": "vision"}])
+    tags: dict[str, Text] = Field(default_factory=dict)
     """AWS tags of the job."""
     report: bool = False
     """Write report.html into the folder of a local run when it ends (the setting `report` does so for every run)."""

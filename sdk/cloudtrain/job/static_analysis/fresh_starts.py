@@ -66,9 +66,7 @@ def _line_of_call(module: Module, library: _Library) -> int | None:
     }
 
     def is_trainer(named: ast.expr) -> bool:
-        full = full_name(named, classes)
-        # What is not of the library begins with a dot.
-        return full.endswith("Trainer") and not full.startswith(".")
+        return full_name(named, classes).endswith("Trainer")
 
     def has_made(value: ast.expr) -> bool:
         return isinstance(value, ast.Call) and is_trainer(value.func)

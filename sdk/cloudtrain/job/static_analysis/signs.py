@@ -75,7 +75,7 @@ def may_join_elsewhere(module: Module, directory: Path, includes: Mapping[str, P
     """Return whether code that is not here may join the ranks: of an unknown package, or of a computed name."""
     if not _COMPUTED.isdisjoint(module.names):
         return True
-    for top in {name.partition(".")[0] for name in module.imported_names.values()}:
+    for top in {name.partition(".")[0] for name in module.absolute_imports}:
         if top in STANDARD_LIBRARY or top in includes or top == _RUNTIME:
             continue
         if catalog.known_package_of(top) is None and not is_below(directory, top):

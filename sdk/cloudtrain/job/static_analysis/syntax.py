@@ -77,6 +77,11 @@ class Module:
         return tuple(name for node in self.import_statements for name in names_of_import(node))
 
     @cached_property
+    def absolute_imports(self) -> tuple[str, ...]:
+        """The modules that are imported by an absolute name."""
+        return tuple(name for node in self.import_statements for name in absolute_names(node))
+
+    @cached_property
     def imported_names(self) -> Mapping[str, str]:
         """The full names of what it imports, by the names under which it does."""
         found: dict[str, str] = {}
@@ -127,6 +132,14 @@ def names_of_import(node: ImportStatement) -> Iterator[str]:
         yield node.module
         above = f"{node.module}."
     yield from (f"{above}{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def absolute_names(node: ImportStatement) -> Iterator[str]:
+    """Yield the modules that a statement imports by an absolute name."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif node.module and not node.level:
+        yield node.module
 
 
 def bound_names(node: ImportStatement) -> dict[str, str]:
