@@ -346,6 +346,18 @@ def test_a_src_layout_gets_the_fix(cli: Cli, folder: Path, entry: str) -> None:
     (folder / "job.yaml").write_text(text)
     (found,) = cli("validate", folder / "job.yaml", "--json").json["problems"]
     assert found["hint"].startswith("the code has a src layout: end code.directory with /src")
+    assert "requirements" not in found["hint"]
+    (folder / "code" / "needs.txt").write_text("flask\n")
+    text = text.replace("directory: code", "directory: code, requirements: needs.txt")
+    (folder / "job.yaml").write_text(text)
+    (found,) = cli("validate", folder / "job.yaml", "--json").json["problems"]
+    assert found["hint"].endswith(
+        "; copy needs.txt into src, where code.requirements then finds it"
+    )
+    if not train:
+        (folder / "code" / "needs.txt").rename(folder / "code" / "src" / "needs.txt")
+        (folder / "job.yaml").write_text(text.replace("directory: code", "directory: code/src"))
+        assert cli("validate", folder / "job.yaml").code == 0
 
 
 def test_a_module_that_is_installed_here_starts_here(cli: Cli, folder: Path) -> None:

@@ -134,6 +134,7 @@ def test_legal_lines_have_no_fault(tmp_path: Path) -> None:
         ("numpy=1.26.4", "is a line of conda list"),
         ("numpy   1.26.4   py311h1_0   conda-forge", "is a line of conda list"),
         ("- numpy", "is a line of conda's environment.yml"),
+        ("https://conda.anaconda.org/main/linux-64/x-1-0.conda", "is a package of conda"),
         ("??? what", "is no requirement"),
         ("flask bar", "is no requirement"),
         ("pip install flask", "is a command"),

@@ -6,13 +6,14 @@ The source of a Task or script is parsed and never imported.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import keyword
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,14 @@ def _check_code(spec: JobFields) -> Iterator[Diagnostic]:
             or may_be_installed(code.module, directory)
         )
         root = spec.import_root(code.module)
-        yield from _check_module(root, code.module, may_be_installed=is_installed)
+        found = _check_module(root, code.module, may_be_installed=is_installed)
+        yield from _with_requirements(spec, found)
     yield from _check_command(spec)
     if code.task is not None:
         root = spec.import_root(code.task)
         arguments = code.args if isinstance(code.args, Mapping) else None
-        yield from _check_task(root, code.task, arguments)
+        found = _check_task(root, code.task, arguments)
+        yield from _with_requirements(spec, found)
         if spec.train is not None:
             yield from _check_task_methods(root, code.task, spec.train)
 
@@ -121,46 +124,63 @@ def _check_task_methods(directory: Path, task: str, train: Train) -> Iterator[Di
 
 
 def _check_includes(spec: JobFields) -> Iterator[Diagnostic]:
-    """Yield the first mistake of each entry of `code.include`."""
     for index, written in enumerate(spec.code.include):
-        at = ("code", "include", index)
         folder = Path(os.path.normpath(spec.base / written))
-        found = _check_folder(at, folder) or next(_check_include(spec, at, folder), None)
-        if found is not None:
-            yield found
+        wrong = _check_folder(("code", "include", index), folder)
+        if wrong:
+            yield wrong
+        else:
+            yield from _check_include(spec, index, folder)
 
 
-def _check_include(spec: JobFields, at: FieldPath, folder: Path) -> Iterator[Diagnostic]:
-    """Yield what is wrong with an entry of `code.include`, whose folder exists."""
-    name = folder.name
-    directory = spec.code_directory
+def _check_include(spec: JobFields, index: int, folder: Path) -> Iterator[Diagnostic]:
+    """Yield what is wrong with an entry of `code.include`, whose folder exists: the first mistake."""
+    found = next((each for check in _CHECKS for each in check(spec, index, folder)), None)
+    if found is not None:
+        yield Diagnostic(found[0], ("code", "include", index), found[1])
+
+
+_Found = Iterator[tuple[str, str]]
+"""Messages with their hints."""
+
+
+def _overlap(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001 (the checks' signature)
     inside = folder.resolve()
-    if inside.is_relative_to(directory.resolve()):
-        message = f"{folder} is in the code folder"
-        yield Diagnostic(message, at, "remove it: the code folder travels as it is")
-    if directory.resolve().is_relative_to(inside):
-        yield Diagnostic(f"{folder} contains the code folder", at, "name the package in it alone")
+    code = spec.code_directory.resolve()
+    if inside.is_relative_to(code):
+        yield f"{folder} is in the code folder", "remove it: the code folder travels as it is"
+    elif code.is_relative_to(inside):
+        yield f"{folder} contains the code folder", "name the package in it alone"
+
+
+def _unimportable(spec: JobFields, index: int, folder: Path) -> _Found:  # noqa: ARG001
+    name = folder.name
     packages = _packages_hint(spec, folder)
     if not name.isidentifier() or keyword.iskeyword(name):
         hint = ", or ".join(filter(None, (packages, "rename the folder")))
-        message = f'the code imports an included folder by its name, and "{name}" is not one'
-        yield Diagnostic(message, at, hint)
+        yield f'the code imports an included folder by its name, and "{name}" is not one', hint
     has_project_file = any((folder / file).is_file() for file in _PROJECT_FILES)
-    if has_project_file and not (folder / "__init__.py").is_file() and packages:
-        message = f"{folder} is a project; import {name} would not find the package in it"
-        yield Diagnostic(message, at, packages)
+    is_package = (folder / "__init__.py").is_file()
+    if has_project_file and not is_package and packages:
+        yield f"{folder} is a project; import {name} would not find the package in it", packages
+
+
+def _name_clash(spec: JobFields, index: int, folder: Path) -> _Found:
+    name = folder.name
+    directory = spec.code_directory
     if name in sys.stdlib_module_names or name == "cloudtrain_runtime":
         owner = "cloudtrain" if name == "cloudtrain_runtime" else "Python's standard library"
-        message = f"{name} would hide the module of {owner}"
-        yield Diagnostic(message, at, "rename the folder")
+        yield f"{name} would hide the module of {owner}", "rename the folder"
     if (directory / name).is_dir() or (directory / f"{name}.py").is_file():
         message = f"the code folder has a module {name}, too, which would be imported in its place"
-        yield Diagnostic(message, at, "rename one of the two")
-    others = spec.code.include[: int(at[-1])]
-    names = [Path(os.path.normpath(spec.base / other)).name for other in others]
+        yield message, "rename one of the two"
+    names = [Path(os.path.normpath(spec.base / other)).name for other in spec.code.include[:index]]
     if name in names:
-        message = f"{others[names.index(name)]} has the same name, {name}"
-        yield Diagnostic(message, at, "remove or rename one of the two")
+        message = f"{spec.code.include[names.index(name)]} has the same name, {name}"
+        yield message, "remove or rename one of the two"
+
+
+_CHECKS = (_overlap, _unimportable, _name_clash)
 
 
 def _packages_hint(spec: JobFields, folder: Path) -> str:
@@ -203,6 +223,21 @@ def _check_file(field: str, path: Path) -> Iterator[Diagnostic]:
         )
     elif field == "script":
         yield from _check_syntax("script", path)
+
+
+def _with_requirements(spec: JobFields, found: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """Add to the hint about a src layout that the requirements file must be below src, too."""
+    written = spec.code.requirements
+    for each in found:
+        if (
+            each.hint != _SRC_HINT
+            or written is None
+            or (spec.code_directory / "src" / written).exists()
+        ):
+            yield each
+        else:
+            move = f"{_SRC_HINT}; copy {written} into src, where code.requirements then finds it"
+            yield dataclasses.replace(each, hint=move)
 
 
 def _check_module(directory: Path, module: str, *, may_be_installed: bool) -> Iterator[Diagnostic]:

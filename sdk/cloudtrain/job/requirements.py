@@ -6,12 +6,11 @@ The file is read as pip reads it: comments, continued lines, encodings with a by
 from __future__ import annotations
 
 import codecs
-import math
 import os
 import re
 import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cloudtrain.catalog.packages import normalized
@@ -45,9 +44,9 @@ _CONDA = re.compile(rf"(?P<name>{_NAME})(?:\s*=\s*|\s+)(?P<version>\d[\w.]*)(?:[
 """A line of `conda list`, or of `conda list --export`: name, version and build."""
 _SCHEME = re.compile(r"(?:[a-z]+\+)?(?:https?|ssh|git|ftp|s3|svn|hg|bzr)://|git\+", re.IGNORECASE)
 _ARCHIVE = re.compile(r"\.(?:whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(?:$|#|\[)", re.IGNORECASE)
-_COMPARISON = re.compile(r"(===|==|~=|<=|>=|<|>)\s*v?(\d+(?:\.\d+)*)(\.\*)?(?![\d*]|\.(?!post))")
-_Release = tuple[float, ...]
-_ENDLESS: _Release = (math.inf,)
+_CONDA_ARCHIVE = re.compile(
+    r"://\S+/(?:noarch|linux-\w+|osx-\w+|win-\w+)/\S+\.(?:conda|tar\.bz2)(?:$|#)"
+)
 _PROJECT_FILES = ("pyproject.toml", "setup.py")
 _MOST_FILES = 50
 
@@ -225,30 +224,59 @@ class _Reader:
         # Single spaces: the pattern would try all divisions of a long gap.
         what = " ".join((text if editable is None else editable["what"]).split())
         found = _REQUIREMENT.fullmatch(what)
+        is_conditional = ";" in what
         address = what if found is None else found["url"] or what
-        egg = re.search(rf"[#&]egg=(?P<name>{_NAME})", address)
-        named = found or egg
-        line = Line(
-            place=place,
-            text=redact(text),
-            name=None if named is None else normalized(named["name"]),
-            is_conditional=";" in what,
-            extras="" if found is None else _extras(found),
-        )
-        is_local = _is_local(self.directory, address)
-        if found is not None and found["url"] is None and not is_local:
-            versions = [each.strip() for each in (found["versions"] or "").split(",")]
-            line = replace(line, versions=tuple(filter(None, versions)), is_indexed=True)
-        elif ("$" in what and found is None) or _SCHEME.match(address):
+        if "$" in what and found is None:
             # pip replaces the variables first.
-            pass
-        elif address.startswith("file:") or is_local or editable is not None:
-            line = replace(line, is_folder=_ARCHIVE.search(address) is None)
-            if not line.is_conditional:
+            self.lines.append(Line(place, redact(text)))
+        elif found is not None and found["url"] is None and not _is_local(self.directory, what):
+            versions = tuple(
+                each.strip() for each in (found["versions"] or "").split(",") if each.strip()
+            )
+            self.lines.append(
+                Line(
+                    place=place,
+                    text=text,
+                    name=normalized(found["name"]),
+                    versions=versions,
+                    is_conditional=is_conditional,
+                    extras=_extras(found),
+                    is_indexed=True,
+                )
+            )
+        elif _CONDA_ARCHIVE.search(what):
+            self._add_fault(place, text, "is a package of conda", "name the package on PyPI")
+        elif _SCHEME.match(address):
+            egg = re.search(rf"[#&]egg=({_NAME})", address)
+            name = found["name"] if found is not None else egg and egg[1]
+            self.lines.append(
+                Line(
+                    place=place,
+                    text=redact(text),
+                    name=None if name is None else normalized(name),
+                    is_conditional=is_conditional,
+                    extras="" if found is None else _extras(found),
+                )
+            )
+        elif (
+            address.startswith("file:")
+            or _is_local(self.directory, address)
+            or editable is not None
+        ):
+            self.lines.append(
+                Line(
+                    place=place,
+                    text=text,
+                    name=None if found is None else normalized(found["name"]),
+                    is_conditional=is_conditional,
+                    is_folder=_ARCHIVE.search(address) is None,
+                )
+            )
+            if not is_conditional:
                 self._check_path(place, text, address)
         else:
+            self.lines.append(Line(place, text))
             self._add_fault(place, text, *_describe_broken(what))
-        self.lines.append(line)
 
     def _check_path(self, place: str, text: str, address: str) -> None:
         """Find out whether a file or folder that a line names is in the container, too."""
@@ -349,45 +377,57 @@ def _describe_broken(text: str) -> tuple[str, str]:
 
 def rejects(versions: tuple[str, ...], major: int, minor: int) -> bool:
     """Return whether comparisons of a version certainly exclude all releases of `major.minor`."""
-    return _exclude(versions, (major, minor), (major, minor + 1))
+    return any(_rejects(each, (major, minor)) for each in versions)
+
+
+def _rejects(comparison: str, version: tuple[int, int]) -> bool:
+    found = re.fullmatch(
+        r"(===|==|~=|<=|>=|<|>)\s*v?(\d+)(?:\.(\d+))?(\.\d+)?(\.\*)?.*", comparison
+    )
+    if found is None:
+        return False
+    sign = found[1]
+    minor = found[3]
+    named = (int(found[2]), int(minor or 0))
+    has_patch = found[4] is not None and found[4].strip(".0") != ""
+    is_other_major = version[0] != named[0]
+    if sign in ("==", "==="):
+        # ==2.* allows every minor release.
+        is_any_minor = minor is None and "*" in comparison
+        return is_other_major or (version != named and not is_any_minor)
+    if sign == "~=":
+        # ~=2.5.1 means ==2.5.*, and ~=2.5 means >=2.5, ==2.*
+        is_other_minor = version != named if found[4] else version < named
+        return is_other_major or is_other_minor
+    if sign == "<":
+        return version > named or (version == named and not has_patch)
+    if sign == "<=":
+        return version > named
+    return version < named
 
 
 def excludes_from(versions: tuple[str, ...], first: str) -> bool:
     """Return whether comparisons of a version certainly exclude the release `first` and all newer ones."""
-    return _exclude(versions, _without_zeros(_parts(first)), _ENDLESS)
+    return any(_excludes_from(each, _release(first)) for each in versions)
 
 
-def _exclude(versions: tuple[str, ...], first: _Release, end: _Release) -> bool:
-    """Return whether a comparison certainly excludes all releases from `first` up to, and without, `end`."""
-    spans = filter(None, map(_span, versions))
-    return any(low >= end or high <= first for low, high in spans)
-
-
-def _span(comparison: str) -> tuple[_Release, _Release] | None:
-    """Return the first release that a comparison allows, and the one behind the last; None where it is not known."""
-    found = _COMPARISON.match(comparison)
+def _excludes_from(comparison: str, first: tuple[int, ...]) -> bool:
+    found = re.fullmatch(
+        r"(===|==|~=|<=|<)\s*v?(\d+(?:\.\d+)*)(\.\*)?(?:\.?post\d+|\+\S+)?", comparison
+    )
     if found is None:
-        return None
-    sign, text, star = found.groups()
-    parts = _parts(text)
-    release = _without_zeros(parts)
-    if star or sign == "~=":
-        # ==2.5.* allows 2.5 up to 2.6, ~=2.5.1 means >=2.5.1, ==2.5.*
-        series = parts if star else parts[:-1] or parts
-        return release, (*series[:-1], series[-1] + 1)
-    if sign in (">", ">="):
-        return release, _ENDLESS
-    # The next tuple after that of a release ends with a further zero.
-    high = release if sign == "<" else (*release, 0)
-    return (() if sign in ("<", "<=") else release), high
-
-
-def _parts(version: str) -> _Release:
-    return tuple(map(int, version.split(".")))
-
-
-def _without_zeros(release: _Release) -> _Release:
-    """Return a release without the zeros at its end: 2.5 and 2.5.0 are one."""
-    while release and release[-1] == 0:
+        return False
+    sign = found[1]
+    release = _release(found[2])
+    if sign == "~=":
+        # ~=1.23.4 means >=1.23.4, ==1.23.*
         release = release[:-1]
-    return release
+    if sign == "~=" or found[3] is not None:
+        return release < first[: len(release)]
+    length = max(len(release), len(first))
+    named, wanted = ((*each, *[0] * (length - len(each))) for each in (release, first))
+    return named <= wanted if sign == "<" else named < wanted
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
