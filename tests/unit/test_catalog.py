@@ -246,36 +246,36 @@ def test_distributions() -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("ml.p4d.24xlrge", "ml.p4d.24xlarge"),
-        ("p4d.24xlarge", "ml.p4d.24xlarge"),
-        ("P4D.24xlarge ", "ml.p4d.24xlarge"),
-        ("ml-p4d-24xlarge", "ml.p4d.24xlarge"),
-        ("ml.p4d24xlarge", "ml.p4d.24xlarge"),
-        ("ml.p4d", "ml.p4d.24xlarge"),
-        ("ml.p4.24xlarge", "ml.p4d.24xlarge"),
-        ("ml.p4d.48xlarge", "ml.p4d.24xlarge"),
-        ("ml.g5.13xlarge", "ml.g5.16xlarge"),
-        ("ml.g5.xlagre", "ml.g5.xlarge"),
-        ("ml.g5", "ml.g5.xlarge"),
-        ("ml.g4.xlarge", "ml.g4dn.xlarge"),
-        ("ml.p6-b200.24xlarge", "ml.p6-b200.48xlarge"),
-        ("ml.trn2.32xlarge", "ml.trn1.32xlarge"),
-        ("ml.m7i-flex.larg", "ml.m7i-flex.large"),
-        ("m1.p4d.24xlarge", "ml.p4d.24xlarge"),
-        ("ml.p4d.0xlarge", "ml.p4d.24xlarge"),
-        ("the big one", None),
-        ("", None),
+        ("ml.p4d.24xlrge", ("ml.p4d.24xlarge",)),
+        ("p4d.24xlarge", ("ml.p4d.24xlarge",)),
+        ("P4D.24xlarge ", ("ml.p4d.24xlarge",)),
+        ("ml-p4d-24xlarge", ("ml.p4d.24xlarge",)),
+        ("ml.p4d24xlarge", ("ml.p4d.24xlarge",)),
+        ("ml.p4d", ("ml.p4d.24xlarge",)),
+        ("ml.p4.24xlarge", ("ml.p4d.24xlarge", "ml.p4de.24xlarge")),
+        ("ml.p4d.48xlarge", ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p5.48xlarge")),
+        ("ml.g5.13xlarge", ("ml.g5.12xlarge", "ml.g5.16xlarge")),
+        ("ml.g5.xlagre", ("ml.g5.xlarge",)),
+        ("ml.g5", ("ml.g5.xlarge", "ml.g5.2xlarge", "ml.g5.4xlarge")),
+        ("ml.g4.xlarge", ("ml.g4dn.xlarge", "ml.g5.xlarge")),
+        ("ml.p6-b200.24xlarge", ("ml.p6-b200.48xlarge", "ml.p6e-gb200.36xlarge")),
+        ("ml.trn2.32xlarge", ("ml.trn2.48xlarge", "ml.trn1.32xlarge")),
+        ("ml.m7i-flex.larg", ("ml.m7i-flex.large",)),
+        ("m1.p4d.24xlarge", ("ml.p4d.24xlarge", "ml.p4de.24xlarge", "ml.p3dn.24xlarge")),
+        ("ml.p4d.0xlarge", ("ml.p4d.24xlarge",)),
+        ("ml.h100.8xlarge", ()),
+        ("ml.p99.24xlarge", ()),
+        ("the big one", ()),
+        ("", ()),
     ],
 )
-def test_nearest_instance_types(name: str, nearest: str | None) -> None:
-    found = catalog.suggest(name)
-    assert len(found) <= 3
-    assert next(iter(found), None) == nearest
+def test_nearest_instance_types(name: str, nearest: tuple[str, ...]) -> None:
+    assert catalog.suggest(name) == nearest
 
 
 def test_a_legal_name_is_nearest_to_itself() -> None:
     for name in catalog.instance_names():
-        assert catalog.suggest(name)[0] == name
+        assert catalog.suggest(name) == (name,)
 
 
 def test_image_uris() -> None:

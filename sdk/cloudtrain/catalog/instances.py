@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
+from cloudtrain.errors import nearest
 
 _NVME_TYPES = re.compile(
     r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\."
@@ -96,13 +98,93 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
     return min(measured, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
 
 
-def suggest(name: str) -> tuple[str, ...]:
-    """Return up to three instance types of the family that a name is, else with similar names, nearest first."""
-    wanted = name.strip().lower()
-    family = [each for each in instance_names() if each.startswith(f"{wanted}.")]
-    if family:
-        return tuple(family[:3])
-    # Only a wrong name needs it.
-    import difflib
+_TYPE = re.compile(
+    r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?"
+)
+_SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}
 
-    return tuple(difflib.get_close_matches(wanted, instance_names(), cutoff=0.75))
+_OTHER_LETTERS = 3.0
+_PER_GENERATION = 1.0
+_OTHER_VARIANT = 0.75
+# p4d and p4de, g6 and g6e: one begins like the other.
+_SAME_FAMILY_VARIANT = 0.5
+_MAX_DISTANCE = 3.0
+_MAX_EXTRA_DISTANCE = 0.5
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    """Parts of a name: `ml.p4de.24xlarge` is letters `p`, generation 4, variant `de`, size 24 (in units of xlarge)."""
+
+    letters: str
+    generation: int
+    variant: str
+    size: float | None
+
+    def distance(self, other: _Parsed) -> float:
+        """Return the distance to another type. A factor of two in size counts as much as one generation."""
+        total = _PER_GENERATION * abs(self.generation - other.generation)
+        if self.letters != other.letters:
+            total += _OTHER_LETTERS
+        if self.variant != other.variant:
+            alike = self.variant.startswith(other.variant) or other.variant.startswith(self.variant)
+            total += _SAME_FAMILY_VARIANT if alike else _OTHER_VARIANT
+        if self.size is not None and other.size is not None:
+            total += abs(math.log2(self.size / other.size))
+        return total
+
+
+def suggest(name: str) -> tuple[str, ...]:
+    """Return up to three instance types that are similar to an unknown name, nearest first.
+
+    Family, generation and size are compared, not common letters: `ml.p4d.48xlarge` is nearer to `ml.p5.48xlarge` than
+    to `ml.m4.4xlarge`. For a misspelled instance type, only the type itself is returned.
+    """
+    wanted = _parse(name.strip().lower())
+    if wanted is None:
+        # Only a wrong name needs it.
+        import difflib
+
+        return tuple(difflib.get_close_matches(name, instance_names(), n=3, cutoff=0.7))
+    # Sorted by distance only: types at the same distance stay in the catalog's order.
+    distances = sorted(
+        ((wanted.distance(parsed), legal) for legal, parsed in _legal()), key=lambda pair: pair[0]
+    )
+    nearest = distances[0][0]
+    if nearest > _MAX_DISTANCE:
+        return ()
+    limit = 0.0
+    if nearest > 0:
+        # Other types are alternatives only where none has exactly these parts.
+        limit = nearest + _MAX_EXTRA_DISTANCE
+    return tuple(legal for distance, legal in distances[:3] if distance <= limit)
+
+
+def _parse(name: str) -> _Parsed | None:
+    found = _TYPE.fullmatch(name)
+    if found is None:
+        return None
+    letters, generation, variant, size = found.groups()
+    return _Parsed(
+        letters=letters,
+        generation=int(generation),
+        variant=variant,
+        size=_parse_size(size or ""),
+    )
+
+
+def _parse_size(text: str) -> float | None:
+    """Return a size in units of xlarge: 24 for `24xlrge`, and the nearest known size for a misspelled word."""
+    digits = re.match(r"\d+", text)
+    if digits is not None:
+        return float(digits[0]) or None
+    word = nearest(text, _SIZES)
+    if word is None:
+        return None
+    return _SIZES[word]
+
+
+@functools.cache
+def _legal() -> tuple[tuple[str, _Parsed], ...]:
+    parsed = ((name, _parse(name)) for name in instance_names())
+    return tuple((name, entry) for name, entry in parsed if entry is not None)
