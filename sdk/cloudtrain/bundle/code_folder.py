@@ -297,12 +297,12 @@ class _Walker:
         except UnicodeEncodeError as error:
             hint = f"rename it, or name it in {OWN_IGNORE}"
             raise BundleError(f"the name {printable_name(name)} is not UTF-8", hint) from error
-        kinds = [scanner.kind_of_file(name, child.path)]
+        kinds = [scanner.kind_by_name(name)]
         target = None
         if child.is_symlink():
             # The content is that of the target, so its name and folders count, too.
             target = self._check_link(name)
-            kinds.append(scanner.kind_of_file(target, child.path))
+            kinds.append(scanner.kind_by_name(target))
             kinds += map(scanner.kind_of_folder, target.split("/")[:-1])
             above = [file for file in folder.own if target.startswith(file.folder)]
             rule = _find_rule(above, target, is_folder=False)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.support.data_files import DataFile, data_files
-from cloudtrain.support.regular_files import open_regular
 from cloudtrain_runtime.contract.token_formats import FORMATS, URL_CREDENTIALS
 
 SCANNED_BYTES = 4 * 2**20
@@ -102,10 +101,9 @@ _HARMLESS_ENDS = (
 )
 _HARMLESS_STARTS = ("example.", "sample.", "template.")
 
-_ENVIRONMENT_FILE = "environment file"
 _NAMES = NameTable(
     {
-        _ENVIRONMENT_FILE: (
+        "environment file": (
             *(
                 ".env",
                 ".env.*",
@@ -211,22 +209,6 @@ _PROOFS = {
 }
 """Patterns that prove by content that such a file is a credential."""
 
-_SETTING = re.compile(
-    rb"(?:export[ \t]+)?(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*(?P<quote>[\"']?)(?P<value>[^\s\"'#]*)(?P=quote)(?:[ \t]+#.*)?"
-)
-"""A line of an environment file with one word as its value."""
-_NO_VALUE = re.compile(rb"|\$\w+|\$\{\w+\}|<[^>]*>")
-_SECRET_NAME = re.compile(
-    rb"(?i:secret|token|pass|pwd|key|auth|dsn|cred|login|user|private|salt|cert|pin|sign|hook|conn)"
-)
-_PART = rb"[A-Za-z_.-]{0,24}[0-9]{0,4}"
-_PLAIN_VALUE = re.compile(
-    rb"[0-9.,:+-]{1,12}|[A-Za-z]{1,20}(?:[-_.:][A-Za-z]{0,12}[0-9]{0,4}){0,4}"
-    rb"|(?:~|\.{0,2})(?:/" + _PART + rb")+"
-    rb"|(?:https?|s3|file)://[A-Za-z0-9.-]{0,64}(?::[0-9]{1,5})?(?:/" + _PART + rb")*"
-)
-"""A number, words such as us-west-2, a path or an address, which no credential looks like."""
-
 _IN_FILES = tuple(
     (
         each.kind,
@@ -291,35 +273,6 @@ def kind_by_name(name: str) -> str | None:
     """
     base, pair = _plain(name)
     return None if _is_harmless(base) else _NAMES.find(base) or _PAIRS.get(pair)
-
-
-def kind_of_file(name: str, path: str) -> str | None:
-    """Return `kind_by_name`, but None for an environment file at a path that has only plain settings, or no values."""
-    kind = kind_by_name(name)
-    if kind != _ENVIRONMENT_FILE:
-        return kind
-    # A file that cannot be read is reported where it is packed.
-    with contextlib.suppress(OSError), open_regular(Path(path)) as file:
-        if _has_plain_settings(file.read(_PROOF_BYTES + 1)):
-            return None
-    return kind
-
-
-def _has_plain_settings(data: bytes) -> bool:
-    """Return whether each line of an environment file is a comment or a setting that cannot be a credential."""
-    if len(data) > _PROOF_BYTES:
-        return False
-    for line in map(bytes.strip, data.splitlines()):
-        if not line or line.startswith(b"#"):
-            continue
-        setting = _SETTING.fullmatch(line)
-        if setting is None:
-            return False
-        if _NO_VALUE.fullmatch(setting["value"]):
-            continue
-        if _SECRET_NAME.search(setting["name"]) or not _PLAIN_VALUE.fullmatch(setting["value"]):
-            return False
-    return True
 
 
 def suspected_kind(name: str) -> str | None:
@@ -501,7 +454,7 @@ def _match_in_data(file: DataFile) -> SecretMatch | None:
 def _in_data(name: str, path: str) -> str | None:
     """Return the kind of credentials in a data file, by its name and, for a link, by the name of its target."""
     for each in (name, os.path.realpath(path)) if os.path.islink(path) else (name,):  # noqa: PTH114 (often)
-        kind = kind_of_file(each, path)
+        kind = kind_by_name(each)
         if kind is not None:
             return kind
         kind = suspected_kind(each)
