@@ -122,7 +122,10 @@ _MOVED = {
 }
 """Names that were here in the previews of 0.1.0, by the module that has them now. They warn, and go with 0.2."""
 
-_RENAMED = {"EvaluationChoice": ("evaluation", "EvaluationOptions")}
+_RENAMED = {
+    "EvaluationChoice": ("evaluation", "EvaluationOptions"),
+    "RehearsalOptions": ("features.rehearsal.rehearse", "RehearsalOptions"),
+}
 
 _MODULE_OF = modules_by_name(_NAMES)
 _NEW_MODULE_OF = modules_by_name(_MOVED)

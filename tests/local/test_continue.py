@@ -90,3 +90,25 @@ def test_a_resumed_run_without_a_save_is_not_resumed(
     assert f"there is no complete checkpoint of {again}" in continued.err
     done = cli(*command.split(), "--set", sound, "--follow", "--json")
     assert done.code == 0, done.err
+
+
+OWN_FORM = """
+import os, pathlib
+saved = pathlib.Path("/opt/ml/checkpoints/step-00000001/state.txt")
+if saved.exists():
+    print("continued from", saved.read_text())
+else:
+    saved.parent.mkdir(parents=True)
+    saved.write_text("1")
+    raise ValueError("broken on purpose")
+"""
+
+
+def test_folders_of_a_script_may_be_named_like_the_runtime_s(
+    cli: Cli, job: Callable[..., Path]
+) -> None:
+    path = job(SCRIPT_JOB, train_py=OWN_FORM)
+    run = cli("submit", path, "--local", "--follow", "--json").json["run"]
+    resumed = cli("resume", run, "--follow", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "continued from 1" in cli("logs", resumed.json["run"]).out

@@ -54,70 +54,79 @@ def error_of(action: Any = sign) -> CloudError:
     [
         (
             f"[profile dev]\nsso_session = corp\n{ROLE}{SESSION}",
-            "SSO",
+            "profile dev is not signed in to AWS SSO",
             "aws sso login --profile dev",
         ),
-        (f"[profile dev]\n{SSO}{ROLE}", "SSO", "aws sso login --profile dev"),
+        (
+            f"[profile dev]\n{SSO}{ROLE}",
+            "profile dev is not signed in to AWS SSO",
+            "aws sso login --profile dev",
+        ),
         (
             f"[profile dev]\n{ASSUMED}source_profile = base\n[profile base]\n{SSO}{ROLE}",
-            "profile base: ",
+            "profile base is not signed in to AWS SSO",
             "aws sso login --profile base",
         ),
         (
             f"[profile dev]\nsso_session = corp\n{ROLE}",
             'sso-session does not exist: "corp"',
-            "correct profile dev in CONFIG",
+            "correct profile dev (CONFIG:2), or make it anew: aws configure sso --profile dev",
+        ),
+        (
+            f"[profile dev]\nsso_session = corp\n{SESSION}",
+            "profile dev (CONFIG:2) lacks sso_account_id and sso_role_name",
+            "aws configure sso --profile dev",
         ),
         (
             "[profile dve]\nregion = eu-west-1\n",
             'AWS_PROFILE: there is no profile "dev" in CONFIG or CREDENTIALS',
             'did you mean "dve"?; to make it: aws configure --profile dev',
         ),
-        ("[profile dev\nregion = eu-west-1\n", "CONFIG:1: cannot be parsed", "correct this line"),
-        ("[profile dev]\nregion eu-west-1\n", "CONFIG:2: cannot be parsed", "correct this line"),
+        ("[profile dev\nregion = eu-west-1\n", "CONFIG:1: a value before", "correct this line"),
+        ("[profile dev]\nregion eu-west-1\n", "CONFIG:2: neither [section]", "correct this line"),
         (
             "[profile dev]\nregion = a\nregion = b\n",
-            "CONFIG:3: cannot be parsed",
+            "CONFIG:3: region is there twice in [profile dev]",
             "correct this line",
         ),
         (
             "[profile dev]\n\n[profile dev]\n",
-            "CONFIG:3: cannot be parsed",
+            "CONFIG:3: [profile dev] is there twice",
             "correct this line",
         ),
         (
             "[profile dev]\nregion = a\ns3 =\n  fast\n",
-            "CONFIG: cannot be parsed",
+            "CONFIG:3: the block below s3 has a line without key = value",
             "correct this line",
         ),
         (
             "[profile dev]\naws_access_key_id = x\n",
-            "missing: aws_secret_access_key",
-            "set aws_secret_access_key, or choose another profile: AWS_PROFILE",
+            "profile dev has a part of its credentials, and lacks aws_secret_access_key",
+            "add aws_secret_access_key to profile dev (CONFIG:2)",
         ),
         (
             f"[profile dev]\n{ASSUMED}source_profile = base\n",
             'source_profile "base" referenced in the profile "dev" does not exist',
-            "correct profile dev in CONFIG",
+            "correct profile dev (CONFIG:2)",
         ),
         (
             f"[profile dev]\n{ASSUMED}web_identity_token_file = /none\n",
-            "(profile dev) failed: /none: No such file or directory",
-            "correct profile dev in CONFIG",
+            "a web identity, from profile dev of AWS: /none: No such file or directory",
+            "correct profile dev (CONFIG:2)",
         ),
         (
             "[profile dev]\nregion = eu-west-1\n",
-            "there are no AWS credentials: profile dev has none",
-            "sign in (aws configure --profile dev, or aws configure sso --profile dev)",
+            "there are no AWS credentials: profile dev (CONFIG:2) has none",
+            "sign in (aws configure --profile dev), or choose another profile: AWS_PROFILE",
         ),
         (
             "[profile dev]\nregion = eu-west-1\ncredential_process = /none/program\n",
-            "(profile dev) failed: /none/program: No such file",
-            "correct profile dev in CONFIG",
+            "the credential_process of profile dev (CONFIG:3) failed: /none/program: No such file",
+            "run that program by hand",
         ),
     ],
 )
-def test_each_mistake_names_its_profile_and_its_fix(
+def test_each_mistake_names_its_place_and_its_fix(
     config: str, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config_file().write_text(config)
@@ -137,7 +146,7 @@ def test_each_mistake_names_its_profile_and_its_fix(
 
 def test_a_damaged_credentials_file_is_named() -> None:
     credentials_file().write_bytes(b"[default]\nregion = \xff\xfe\n")
-    assert f"{credentials_file()}: cannot be parsed" in error_of().message
+    assert f"{credentials_file()}:2: not UTF-8 text" in error_of().message
 
 
 def test_without_any_configuration_nothing_is_blamed() -> None:
@@ -148,7 +157,9 @@ def test_without_any_configuration_nothing_is_blamed() -> None:
 
 def test_half_of_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    assert error_of().hint == "set AWS_SECRET_ACCESS_KEY, or choose another profile: AWS_PROFILE"
+    assert error_of().hint == (
+        "export AWS_SECRET_ACCESS_KEY, or unset AWS_ACCESS_KEY_ID to use a profile"
+    )
 
 
 def test_a_missing_region_says_how_to_set_it() -> None:
@@ -207,9 +218,29 @@ KEYS = "aws_access_key_id = a\naws_secret_access_key = b\n"
     [
         (f"[profile dev]\n{SSO}{ROLE}", "ExpiredTokenException", "aws sso login --profile dev"),
         (
+            f"[profile dev]\n{ASSUMED}source_profile = base\n[profile base]\nlogin_session = x\n",
+            "ExpiredToken",
+            "aws login --profile base",
+        ),
+        (
+            f"[profile dev]\n{KEYS}aws_session_token = c\n",
+            "ExpiredToken",
+            "renew the access key, secret key and session token of profile dev (CONFIG:4)",
+        ),
+        (
+            f"[profile dev]\n{KEYS}",
+            "UnrecognizedClientException",
+            "correct the access key of profile dev: aws configure --profile dev",
+        ),
+        (
             f"[profile dev]\n{KEYS}",
             "SignatureDoesNotMatch",
-            "sign in again, or correct the keys: aws configure --profile dev",
+            "correct the secret key of profile dev: aws configure --profile dev",
+        ),
+        (
+            "[profile dev]\ncredential_process = x\n",
+            "ExpiredToken",
+            "sign in again where the credential_process of profile dev (CONFIG:2) needs it",
         ),
     ],
 )
@@ -231,7 +262,7 @@ def test_variables_come_before_the_profile(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AWS_PROFILE", "dev")
     assert rejected("ExpiredToken").hint == (
         "export new values of AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, "
-        "or unset the three to use a profile"
+        "or unset the three to use profile dev"
     )
 
 

@@ -201,6 +201,8 @@ def test_a_value_that_is_a_comment_is_reported(text: str, place: str) -> None:
         "a:\n#2\n",
         "? a\n",
         "a: 1 #2\n",
+        "a: #none\n",
+        "a: {b: #on\n}\n",
     ],
 )
 def test_other_comments_are_comments(text: str) -> None:

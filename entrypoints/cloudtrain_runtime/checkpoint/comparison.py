@@ -68,15 +68,18 @@ def _distance(left: Any, right: Any) -> tuple[float, float] | None:
         return None if _is_equal(left, right) else _INFINITE
     if left.shape != right.shape or left.dtype != right.dtype:
         return _INFINITE
-    bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (left, right)]
-    if torch.equal(*bits):
+    if left.numel() == 0 or torch.equal(left, right):
         return None
     first, second = (
         each.to(torch.complex128 if each.is_complex() else torch.float64) for each in (left, right)
     )
     difference = (first - second).abs()
     if not bool(torch.isfinite(difference).all()):
-        return _INFINITE
+        is_same_place = torch.equal(torch.isfinite(first), torch.isfinite(second))
+        rest = torch.where(torch.isfinite(difference), difference, torch.zeros_like(difference))
+        same_values = is_same_place and torch.equal(first.nan_to_num(), second.nan_to_num())
+        is_same = same_values and not bool(rest.any())
+        return None if is_same else _INFINITE
     # A reference of zeros has the norm 0.
     reference = max(float(first.abs().norm()), 1e-300)
     return float(difference.max()), float(difference.norm() / reference)

@@ -130,7 +130,7 @@ def report_environment(tree: MlTree, host: Host, config: RunConfig, cuda: Cuda) 
         for text in warnings:
             log_line(f"warning: {text}")
     except Exception as error:  # noqa: BLE001 (a report must not end a run)
-        log_line(f"the environment of {host.name} are unknown: {type(error).__name__}: {error}")
+        log_line(f"the environment of {host.name} is unknown: {type(error).__name__}: {error}")
 
 
 def _warnings(

@@ -11,6 +11,7 @@ from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job
+from cloudtrain.errors import UserError
 from cloudtrain.job.spec import JobSpec, load_job
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
@@ -43,7 +44,14 @@ def validate(
     settings: Settings | None = None,
 ) -> JobSpec:
     """Read a job file with overrides, as the `--set` option takes them, and check it: see `Client.validate`."""
-    loaded = load_job(job, overrides, instances=instances) if isinstance(job, str | Path) else job
+    loaded = job
+    if isinstance(job, str | Path):
+        loaded = load_job(job, overrides, instances=instances)
+    elif overrides or instances is not None:
+        raise UserError(
+            "overrides and instances change a job file, not a JobSpec",
+            'use its own method, for example job.with_values({"train.epochs": 2})',
+        )
     return Client(settings).validate(
         loaded, backend=choose_backend(backend, local=local, sandbox=sandbox)
     )

@@ -427,8 +427,8 @@ class _Reader:
             # The end of the text is a line of its own.
             rest = "".join(self.lines[mark.line : mark.line + 1])[mark.column :]
             found = _COMMENTED_VALUE.fullmatch(rest)
-            if found is not None:
-                value = found["value"]
+            value = "" if found is None else found["value"]
+            if value[:1] in ("'", '"') or isinstance(_resolve(value), int | float):
                 hint = f'write {value}, or "#{value}" for text with a #'
                 self._report(node, path, f"no value: #{value} is a comment", hint)
         return _resolve(text)
@@ -446,7 +446,7 @@ class _Reader:
 
 
 _COMMENTED_VALUE = re.compile(r"\s*#(?!TODO|FIXME|XXX|[#!-])(?P<value>[^\s,}\]]{1,100})\s*")
-"""What follows a field without a value: a comment that has the form of one. Sentences and notes are comments."""
+"""What follows a field without a value: a comment of one word. A number, true, false or a quoted text was meant."""
 _SHOWN_CHARACTERS = 40
 _MOST_PIECES = 6
 _PIECE = re.compile(r"[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%$]+)?")

@@ -97,6 +97,44 @@ def find_profile_with(profiles: Profiles, name: str, keys: tuple[str, ...]) -> s
     return name
 
 
+def find_mistake(path: Path) -> str:
+    """Return the line of a file that AWS's SDK cannot parse, as `PATH:LINE: what`; the path alone if it is not found."""
+    try:
+        text = _read_text(path)
+        line, what = _find_wrong_line(text)
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        what = "not UTF-8 text"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if line is None:
+        return str(path)
+    return f"{path}:{line}: {what}"
+
+
+def _find_wrong_line(text: str) -> tuple[int | None, str]:
+    import configparser
+
+    try:
+        parsed = _parse(text)
+    except configparser.MissingSectionHeaderError as error:
+        return error.lineno, "a value before the first [section]"
+    except configparser.DuplicateSectionError as error:
+        return error.lineno, f"[{error.section}] is there twice"
+    except configparser.DuplicateOptionError as error:
+        return error.lineno, f"{error.option} is there twice in [{error.section}]"
+    except configparser.ParsingError as error:
+        return error.errors[0][0], "neither [section] nor key = value"
+    for section in parsed.sections():
+        for key, value in parsed.items(section):
+            # An indented block is a table of its own.
+            block = value.splitlines() if value.startswith("\n") else []
+            if any(line.strip() and "=" not in line for line in block):
+                number = _lines(text).get((section, key))
+                return number, f"the block below {key} has a line without key = value"
+    return None, ""
+
+
 def _read_sections(path: Path) -> Iterator[tuple[str, dict[str, AwsValue]]]:
     if not path.is_file():
         return

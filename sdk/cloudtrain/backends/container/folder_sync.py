@@ -99,7 +99,7 @@ class HostCheckpoints:
         """
         self._merged.mkdir(parents=True, exist_ok=True)
         for sync in self._syncs:
-            shutil.copytree(self._merged, sync.folder, ignore=_runtime_folders, dirs_exist_ok=True)
+            shutil.copytree(self._merged, sync.folder, ignore=runtime_folders, dirs_exist_ok=True)
             sync.mark_copied()
 
     def merge(self, *, is_final: bool = False) -> None:
@@ -138,7 +138,7 @@ def _is_copy(source: Path, target: Path) -> bool:
     return (own.st_size, own.st_mtime_ns) == (found.st_size, found.st_mtime_ns)
 
 
-def _runtime_folders(folder: str, names: list[str]) -> list[str]:
+def runtime_folders(folder: str, names: list[str]) -> list[str]:
     """Return the folders with checkpoints of `cloudtrain_runtime.checkpoint`, complete or not."""
     return [
         name

@@ -23,6 +23,7 @@ from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.artifacts import describe_unstored, link_model
 from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
+from cloudtrain.backends.container.folder_sync import runtime_folders
 from cloudtrain.backends.container.job import store_again
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.container.machine import this_machine, visible_gpus
@@ -640,11 +641,12 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
 
 
 def _has_own_form(uri: str) -> bool:
-    """Return whether a script has saved files in a form of its own to a folder, and no checkpoints of the runtime."""
+    """Return whether a script has saved files to a folder, besides checkpoints of the runtime."""
     if not uri.startswith("file:"):
         return False
-    steps = [step_of_folder_name(each.name) for each in path_of(uri).glob("*")]
-    return bool(steps) and all(step is None for step in steps)
+    folder = path_of(uri)
+    names = {each.name for each in folder.glob("*")}
+    return bool(names.difference(runtime_folders(str(folder), list(names))))
 
 
 def _add_log_ends(progress: Progress, folder: JobFolder) -> Progress:

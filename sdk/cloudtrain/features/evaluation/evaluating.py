@@ -249,8 +249,10 @@ def _check_splits(choice: EvaluationOptions, status: Status, *, is_changed: bool
     Raises:
         UserError: There is no such split.
     """
-    known = {name.partition("/")[0] for name in status.progress.metrics} | {"train"}
-    is_known = status.state is State.SUCCEEDED and not is_changed
+    evaluated = {name.partition("/")[0] for name in status.progress.metrics} & set(SPLITS)
+    known = evaluated | {"train"}
+    # Without metrics the log cannot be read, or has expired.
+    is_known = bool(evaluated) and status.state is State.SUCCEEDED and not is_changed
     legal = [split for split in SPLITS if split in known or not is_known]
     for split in choice.splits:
         if split in legal:

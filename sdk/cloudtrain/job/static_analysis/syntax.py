@@ -179,11 +179,3 @@ def last_name(node: ast.AST) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def absolute_names(node: ImportStatement) -> Iterator[str]:
-    """Yield the modules that a statement imports by an absolute name."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif node.module and not node.level:
-        yield node.module
