@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.support.lazy_names import import_lazily, modules_by_name
-
 if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES`
     from cloudtrain.client.client import Client as Client
     from cloudtrain.client.observer import Observer as Observer
@@ -103,55 +101,57 @@ _MOVED = {
         "BundleError DamagedCheckpointError DriftError MissingExtraError NoCapacityError Problem "
         "UntrustedHomeError UntrustedSettingsError"
     ),
-    "evaluation": "EvaluatedSplit Evaluation Measurement Ranking rank_evaluations",
+    "features.evaluation": "EvaluatedSplit Evaluation Measurement Ranking rank_evaluations",
     "failure_rules": "Explanation FailureClass",
     "features.costs.sums": "Costs",
     "planning.warm_pool": "WarmPool",
-    "rehearsal": "Receipt Rehearsal",
+    "features.rehearsal": "Receipt Rehearsal",
     "runs.checkpoints": "CheckpointFolder SavedCheckpoint",
     "runs.comparison": "Comparison",
     "runs.downloads": "Download",
     "runs.log_lines": "LogLine",
     "runs.progress": "Progress",
-    "serving": "Deployment Endpoint EndpointOptions Server ServingOptions",
-    "setup": (
+    "features.serving": "Deployment Endpoint EndpointOptions Server ServingOptions",
+    "features.setup": (
         "Candidate Candidates Origin ProfileChange configure find_candidates find_settings "
         "list_profiles read_terraform remove_profile trace_settings"
     ),
-    "sweeps": "Sweep SweepState SweepStatus Trial TrialState",
+    "features.sweeps": "Sweep SweepState SweepStatus Trial TrialState",
 }
 """Names that were here in the previews of 0.1.0, by the module that has them now. They warn, and go with 0.2."""
 
-_RENAMED = {
-    "EvaluationChoice": ("evaluation", "EvaluationOptions"),
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+_NEW_PLACE_OF = {
+    **{name: (module, name) for module, names in _MOVED.items() for name in names.split()},
+    "EvaluationChoice": ("features.evaluation", "EvaluationOptions"),
     "RehearsalOptions": ("features.rehearsal.rehearse", "RehearsalOptions"),
 }
 
-_MODULE_OF = modules_by_name(_NAMES)
-_NEW_MODULE_OF = modules_by_name(_MOVED)
-
 __all__ = sorted({*_MODULE_OF, *_FEATURES})  # noqa: PLE0605 (a list of strings, but no literal)
-
-_find_name = import_lazily(__name__, _MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     import importlib
 
+    if name in _MODULE_OF:
+        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        value = globals()[name] = getattr(module, name)
+        return value
     if name in _FEATURES:
         return importlib.import_module(f"{__name__}.features.{name}")
     if name == "errors":
         return importlib.import_module(f"{__name__}.errors")
-    module, new_name = _RENAMED.get(name, (_NEW_MODULE_OF.get(name, ""), name))
-    if not module:
-        return _find_name(name)
+    if name not in _NEW_PLACE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import warnings
 
+    module_name, new_name = _NEW_PLACE_OF[name]
     warnings.warn(
-        f"{__name__}.{name} is {__name__}.{module}.{new_name} now", DeprecationWarning, stacklevel=2
+        f"{__name__}.{name} has moved: from {__name__}.{module_name} import {new_name}",
+        DeprecationWarning,
+        stacklevel=2,
     )
-    folder = "features." if module in _FEATURES else ""
-    return getattr(importlib.import_module(f"{__name__}.{folder}{module}"), new_name)
+    return getattr(importlib.import_module(f"{__name__}.{module_name}"), new_name)
 
 
 def __dir__() -> list[str]:

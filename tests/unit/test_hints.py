@@ -20,6 +20,9 @@ SOURCES = Path(inspect.getfile(cloudtrain)).parent
 @pytest.mark.parametrize(
     ("hint", "expected"),
     {
+        "to train longer: cloudtrain resume r --set train.epochs=N, or train.steps=N": (
+            'to train longer: cloudtrain.resume("r", ["train.epochs=N"]), or train.steps=N'
+        ),
         "see: cloudtrain list": "see: cloudtrain.list_runs()",
         "see: cloudtrain list --endpoints": "see: cloudtrain.list_endpoints()",
         "stop it first: cloudtrain stop digits-1": 'stop it first: cloudtrain.stop("digits-1")',

@@ -132,7 +132,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Sweep:
         return status, not status.state.is_final
 
     engine = SimpleNamespace(look=look, poll_seconds=30.0)
-    monkeypatch.setattr("cloudtrain.features.sweeps.service.engine_of_stored", lambda _: engine)
+    monkeypatch.setattr("cloudtrain.features.sweeps.service.engine_of_stored", lambda *_: engine)
     return Sweep(SimpleNamespace(id="tuned"))  # type: ignore[arg-type]
 
 

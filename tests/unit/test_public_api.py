@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 from support.jobs import EXAMPLES, REPOSITORY
 
 import cloudtrain
-from cloudtrain import Client, LogFilter, RunFilter, UserError
+from cloudtrain import Client, LogFilter, RunFilter, State, UserError
 from cloudtrain.features.evaluation import EvaluationOptions
+from cloudtrain.runs.downloads import RunStorage
 
 FEATURES = ("evaluation", "rehearsal", "serving", "setup", "sweeps")
 FEATURE_CALLS = (
@@ -85,10 +86,9 @@ def test_names_of_the_previews_warn_and_are_the_new_ones() -> None:
     for name, module in moved:
         if name in ("EvaluationChoice", "RehearsalOptions"):
             continue
-        with pytest.warns(DeprecationWarning, match=rf"is cloudtrain\.{module}\.{name} now"):
+        with pytest.warns(DeprecationWarning, match=f"from cloudtrain.{module} import {name}"):
             old = getattr(cloudtrain, name)
-        place = f"features.{module}" if module in FEATURES else module
-        assert old is getattr(importlib.import_module(f"cloudtrain.{place}"), name)
+        assert old is getattr(importlib.import_module(f"cloudtrain.{module}"), name)
 
 
 def test_errors_are_an_attribute_too() -> None:
@@ -100,7 +100,7 @@ def test_errors_are_an_attribute_too() -> None:
 
 
 def test_renamed_options_of_evaluations_warn() -> None:
-    with pytest.warns(DeprecationWarning, match=r"cloudtrain\.evaluation\.EvaluationOptions"):
+    with pytest.warns(DeprecationWarning, match="from cloudtrain.features.evaluation import"):
         assert cloudtrain.EvaluationChoice is EvaluationOptions
 
 
@@ -168,9 +168,64 @@ def test_a_folder_means_its_job_file() -> None:
     assert cloudtrain.validate(JOB.parent) == cloudtrain.validate(JOB)
 
 
-def test_times_without_a_zone_are_utc() -> None:
+def test_a_time_without_a_zone_is_refused() -> None:
     naive = datetime(2026, 1, 1)  # noqa: DTZ001 (what a notebook has)
-    assert RunFilter(since=naive).since == datetime(2026, 1, 1, tzinfo=UTC)
+    with pytest.raises(UserError, match="since: 2026-01-01 00:00:00 has no time zone") as caught:
+        RunFilter(since=naive)
+    assert "timezone.utc" in caught.value.hint
+
+
+def test_states_are_given_by_name_too() -> None:
+    assert RunFilter(states="FAILED").states == {State.FAILED}
+    assert RunFilter(states=["FAILED", State.RUNNING]).states == {State.FAILED, State.RUNNING}
+    with pytest.raises(UserError, match="no state 'SUCEEDED'") as caught:
+        RunFilter(states={"SUCEEDED"})
+    assert "SUCCEEDED" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: RunFilter(tags=["sweep"]), "tags: expected Mapping, got list"),  # type: ignore[arg-type]
+        (lambda: RunFilter(name=3), "name: expected str, got int"),  # type: ignore[arg-type]
+        (lambda: LogFilter(rank="0"), "rank: expected int, got str"),  # type: ignore[arg-type]
+        (lambda: Client("us-west-2"), "settings: expected Settings, got str"),  # type: ignore[arg-type]
+        (
+            lambda: cloudtrain.plan(JOB, observer=cloudtrain.Observer),  # type: ignore[arg-type]
+            "observer: expected Observer, got the class Observer",
+        ),
+        (
+            lambda: cloudtrain.evaluate("run", {"splits": ["test"]}),  # type: ignore[arg-type]
+            "options: expected EvaluationOptions, got dict",
+        ),
+        (
+            lambda: cloudtrain.deploy("run", cloudtrain.serving.ServingOptions()),  # type: ignore[arg-type]
+            "options: expected EndpointOptions, got ServingOptions",
+        ),
+        (
+            lambda: cloudtrain.serve("run", cloudtrain.serving.EndpointOptions()),  # type: ignore[arg-type]
+            "options: expected ServingOptions, got EndpointOptions",
+        ),
+        (
+            lambda: cloudtrain.costs(client=Client),  # type: ignore[arg-type]
+            "client: expected Client, got the class Client",
+        ),
+        (lambda: cloudtrain.compare("digits"), "a comparison needs several runs"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        call()
+
+
+def test_a_storage_shows_no_environment() -> None:
+    storage = RunStorage("file:///tmp/run/output", {"AWS_SECRET_ACCESS_KEY": "secret"}, object)
+    assert "secret" not in repr(storage)
+
+
+def test_methods_that_forward_to_features_warn(tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match=r"use cloudtrain\.costs\(client=client\)"):
+        Client(home=str(tmp_path)).costs(backend="local")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +43,7 @@ from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, check_filter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import (
     BACKENDS,
     DEFAULT_BACKEND,
@@ -81,12 +83,13 @@ class Client:
         settings: Settings | None = None,
         *,
         observer: Observer | None = None,
-        home: Path | None = None,
+        home: str | Path | None = None,
         stamp: tuple[datetime, str] | None = None,
         code: Contents | None = None,
     ) -> None:
         self.session = Session(settings, observer=observer, home=home, stamp=stamp, code=code)
 
+    @renamed_arguments(path="job")
     def validate(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> JobSpec:
         """Check a job file offline, and return the job.
 
@@ -99,6 +102,7 @@ class Client:
         loaded = read_job(job)
         return check_job(loaded, self.session.offline_inputs(loaded, backend))
 
+    @renamed_arguments(spec="job")
     def plan(
         self,
         job: Job,
@@ -136,6 +140,7 @@ class Client:
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
         return self.session.open(name, read_job(job, self.session.code))
 
+    @renamed_arguments(spec="job")
     def check(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
 
@@ -148,6 +153,7 @@ class Client:
         plan, _ = plan_job(loaded, self.session.inputs(opened.target(), opened))
         return opened.start_checks(plan)()
 
+    @renamed_arguments(spec="job")
     def files(self, job: Job) -> Contents:
         """Return the files of the bundle, the excluded files with the reason, and files that look like secrets.
 
@@ -165,8 +171,10 @@ class Client:
 
     def rehearse(self, job: Job, options: Any = None, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.rehearse(job, client=client)`."""
+        _warn_of_forward("cloudtrain.rehearse(job, client=client)")
         return offer("rehearse")(self, job, options, **given)
 
+    @renamed_arguments(spec="job")
     def submit(
         self,
         job: Job,
@@ -294,6 +302,7 @@ class Client:
 
     def evaluate(self, *arguments: Any, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""
+        _warn_of_forward("cloudtrain.evaluate(run, client=client)")
         return offer("evaluate")(*arguments, client=self, **given)
 
     def _plan_resumed(
@@ -425,6 +434,7 @@ class Client:
 
     def costs(self, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.costs(client=client)`."""
+        _warn_of_forward("cloudtrain.costs(client=client)")
         return offer("costs")(client=self, **given)
 
     @renamed_arguments(references="runs")
@@ -438,6 +448,8 @@ class Client:
         """
         from cloudtrain.runs.comparison import compare_runs
 
+        if isinstance(runs, str | Run | Status):
+            raise UserError("a comparison needs several runs", "give a list: compare([one, other])")
         return compare_runs(self.get_run(each) for each in runs)
 
     @renamed_arguments(reference="run")
@@ -476,10 +488,18 @@ class Client:
         )
 
 
+def _warn_of_forward(call: str) -> None:
+    """Warn of a method that only forwards to a feature; the warning names the caller's line."""
+    warnings.warn(
+        f"this method goes with version 0.2: use {call}", DeprecationWarning, stacklevel=3
+    )
+
+
 def session_of(
     client: Client | None, settings: Settings | None = None, observer: Observer | None = None
 ) -> Session:
     """Return the session of a feature's call: that of the client that it is given, else a new one."""
+    check_type("client", client, Client)
     return (client or Client(settings, observer=observer)).session
 
 

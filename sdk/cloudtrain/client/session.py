@@ -28,6 +28,7 @@ from cloudtrain.runs.run import Run, RunLike, reference_of
 from cloudtrain.runs.run_filter import RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import backends_without_account
 from cloudtrain.support.run_id import is_run_id
 
@@ -40,13 +41,15 @@ class Session:
         settings: Settings | None = None,
         *,
         observer: Observer | None = None,
-        home: Path | None = None,
+        home: str | Path | None = None,
         stamp: tuple[datetime, str] | None = None,
         code: Contents | None = None,
     ) -> None:
+        check_type("settings", settings, Settings)
+        check_type("observer", observer, Observer)
         self.settings = settings
         self.observer = observer or Observer()
-        self.home = home
+        self.home = None if home is None else Path(home)
         self.stamp = stamp
         self.code = code
 

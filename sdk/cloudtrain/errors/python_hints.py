@@ -18,7 +18,7 @@ _COMMANDS: Final = {
     r"deploy (\S+) --engine (\w+)": "cloudtrain.deploy({0}, cloudtrain.serving.EndpointOptions(engine={1}))",
     r"undeploy (\S+) --sandbox": "cloudtrain.undeploy({0}, sandbox=True)",
     r"undeploy (\S+)": "cloudtrain.undeploy({0})",
-    r"resume (\S+) --set (\S+)": "cloudtrain.resume({0}, [{1}])",
+    r"resume (\S+) --set (\S+?)(?=,?(?:\s|$))": "cloudtrain.resume({0}, [{1}])",
     r"resume (\S+)": "cloudtrain.resume({0})",
     r"submit --local (\S+) --set (\S+)": (
         "cloudtrain.submit(JobSpec.from_yaml({0}, [{1}]), local=True)"

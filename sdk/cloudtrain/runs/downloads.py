@@ -8,7 +8,7 @@ import shlex
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -67,7 +67,7 @@ class RunStorage:
     """
 
     output: str
-    environ: Mapping[str, str]
+    environ: Mapping[str, str] = field(repr=False)
     make_s3: Callable[[], Any]
     finish: Callable[[], Mapping[str, str]] | None = None
 

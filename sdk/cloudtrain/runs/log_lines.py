@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from cloudtrain.errors import UserError
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.units import parse_duration
 from cloudtrain_runtime.contract import parse_event
 
@@ -106,6 +107,7 @@ class LogFilter:
             raise UserError(
                 f"grep: expected a pattern, got {grep!r}", f"for example re.compile({grep!r})"
             )
+        check_type("rank", self.rank, int)
 
     def wants(self, line: LogLine) -> bool:
         """Whether host, text and rank of a line match. Backends apply `since`, because they know the times."""

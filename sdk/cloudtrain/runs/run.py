@@ -13,7 +13,8 @@ from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.runs.following import follow_run
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
-from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.status import State, Status, parse_state
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain.support.notebook.summary import Row, Summary
@@ -198,6 +199,7 @@ class Run:
         Raises:
             CloudError: AWS refused or cannot be reached.
         """
+        check_type("only", only, LogFilter)
         return _redacted(
             self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
         )
@@ -345,7 +347,7 @@ class Run:
         self,
         timeout_seconds: float | None = None,
         *,
-        until: State | None = None,
+        until: State | str | None = None,
         on_change: Callable[[Status], None] | None = None,
         on_trouble: Callable[[str], None] | None = None,
     ) -> Status:
@@ -361,6 +363,7 @@ class Run:
             TimeoutError: the run has not ended in time. It continues.
             CloudError: AWS refused the request, or could not be reached at first or for an hour.
         """
+        wanted = None if until is None else parse_state(until)
         outages = OutageTolerance(on_trouble)
         last: tuple[State, str] | None = None
         for status in poll(
@@ -370,7 +373,7 @@ class Run:
             changing=_state_and_reason,
             timeout_seconds=timeout_seconds,
         ):
-            if status.state.is_final or status.state is until:
+            if status.state.is_final or status.state is wanted:
                 return status
             if _state_and_reason(status) != last and on_change is not None:
                 on_change(status)

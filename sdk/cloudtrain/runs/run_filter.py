@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cloudtrain.errors import UserError
 from cloudtrain.runs.log_lines import TIME_HINT
-from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.status import State, Status, parse_state
+from cloudtrain.support.argument_types import check_type
+from cloudtrain.support.one_or_more import one_or_more
 from cloudtrain.support.run_id import submitted_at
 
 
@@ -26,22 +28,25 @@ class RunFilter:
         name: Part of the run id, case-sensitive.
         states: Any of these states; empty for all.
         tags: Required tags, by key.
-        since: Submitted at this time or later; UTC without a zone.
+        since: Submitted at this time or later, with a time zone.
         until: Submitted before this time.
     """
 
     name: str = ""
-    states: frozenset[State] = frozenset()
+    states: Collection[State | str] = frozenset()
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     since: datetime | None = None
     until: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Check the times, and give those without a zone UTC.
+        """Check the values.
 
         Raises:
-            UserError: One of them is no time.
+            UserError: A value has another type, a time has no zone, or there is no such state.
         """
+        check_type("name", self.name, str)
+        check_type("tags", self.tags, Mapping)
+        object.__setattr__(self, "states", frozenset(map(parse_state, one_or_more(self.states))))
         for name in ("since", "until"):
             moment: object = getattr(self, name)
             if moment is None:
@@ -49,7 +54,7 @@ class RunFilter:
             if not isinstance(moment, datetime):
                 raise UserError(f"{name}: expected a datetime, got {moment!r}", TIME_HINT)
             if moment.tzinfo is None:
-                object.__setattr__(self, name, moment.replace(tzinfo=UTC))
+                raise UserError(f"{name}: {moment} has no time zone", TIME_HINT)
 
     def accepts(self, status: Status) -> bool:
         """Whether a run is selected, ignoring tags, which a status does not contain."""

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
+from cloudtrain.errors import (
+    EXIT_DONE,
+    EXIT_RUN_ENDED_EARLY,
+    EXIT_RUN_FAILED,
+    UserError,
+    did_you_mean,
+)
 from cloudtrain.planning.warm_pool import WarmPool
 from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.shown_metrics import shown_metrics
@@ -53,6 +59,19 @@ class State(enum.StrEnum):
         if self is State.SUCCEEDED:
             return EXIT_DONE
         return EXIT_RUN_FAILED if self is State.FAILED else EXIT_RUN_ENDED_EARLY
+
+
+def parse_state(given: str) -> State:
+    """Return the state of a name, such as `RUNNING`.
+
+    Raises:
+        UserError: There is no such state.
+    """
+    try:
+        return State(given)
+    except ValueError:
+        hint = did_you_mean(str(given).upper(), list(State))
+        raise UserError(f"there is no state {given!r}", hint) from None
 
 
 YEAR_SECONDS = 365 * 86400

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -155,10 +155,10 @@ def _pages(
         yield page
 
 
-def _statuses(states: frozenset[State]) -> list[str]:
+def _statuses(states: Collection[State | str]) -> list[str]:
     """Return every TrainingJobStatus that a job in one of these states can have; empty if all states are selected."""
     found = {status for status, state in FINAL_STATES.items() if state in states}
-    if states & set(ACTIVE_STATES.values()):
+    if not set(ACTIVE_STATES.values()).isdisjoint(states):
         found.add("InProgress")
     if State.STOPPING in states:
         found.add("Stopping")

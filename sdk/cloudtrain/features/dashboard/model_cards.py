@@ -19,6 +19,7 @@ from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
@@ -48,6 +49,7 @@ def model_card(
         UserError: The run is an evaluation, which has no model.
         CloudError: AWS refused or cannot be reached.
     """
+    check_type("client", client, Client)
     handle = (client or Client(settings)).get_run(run)
     plan = read_plan(handle)
     if evaluated := evaluated_by(plan):

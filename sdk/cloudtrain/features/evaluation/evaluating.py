@@ -29,6 +29,7 @@ from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import choose_backend, facts_of
 from cloudtrain.support.one_or_more import one_or_more
 from cloudtrain.support.renamed import renamed_arguments
@@ -112,10 +113,11 @@ def evaluate(
         SpecError: The changed job is not valid.
         CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
+    check_type("client", client, Client)
     start = prepare_evaluation(
         run,
         options,
-        overrides=overrides,
+        overrides=one_or_more(overrides),
         instances=instances,
         backend=backend,
         local=local,
@@ -142,6 +144,7 @@ def prepare_evaluation(
 
     All that can be wrong with the arguments is found before it is called.
     """
+    check_type("options", options, EvaluationOptions)
     session = client.session
     found, name = session.find(run)
     chosen = choose_backend(backend, local=local, sandbox=sandbox, default=found.name)

@@ -38,6 +38,7 @@ from cloudtrain.features.rehearsal.shape import choose_shape
 from cloudtrain.features.rehearsal.workspace import Workspace, interrupting_on_signals
 from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import (
     DEFAULT_BACKEND,
     MACHINE_BACKEND,
@@ -214,6 +215,7 @@ def rehearse(
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
         UserError: An option is out of its range, or the disk is full.
     """
+    check_type("client", client, Client)
     return rehearse_job(
         client or Client(settings, observer=observer),
         job,

@@ -37,6 +37,7 @@ from cloudtrain.features.serving.endpoint_request import (
     make_requests,
     scaling_resource,
 )
+from cloudtrain.features.serving.endpoints import Endpoint
 from cloudtrain.features.serving.package import (
     ServingOptions,
     digest_folder,
@@ -48,6 +49,7 @@ from cloudtrain.preflight import start_endpoint_checks
 from cloudtrain.preflight.base import find
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import backend_option, choose_backend, facts_of
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -125,7 +127,7 @@ def deploy(
     backend: str | None = None,
     sandbox: bool = False,
     plan: bool = False,
-    sample: Path | None = None,
+    sample: str | Path | None = None,
     settings: Settings | None = None,
     observer: Observer | None = None,
     client: Client | None = None,
@@ -154,6 +156,9 @@ def deploy(
         CloudError: A check of the account failed and nothing was created; or AWS refused, cannot be reached, or the
             endpoint has failed. What was created is named.
     """
+    check_type("options", options, EndpointOptions)
+    check_type("serving", serving, ServingOptions)
+    check_type("client", client, Client)
     chosen = options or EndpointOptions()
     check_options(chosen)
     place = facts_of(choose_backend(backend, sandbox=sandbox))
@@ -165,7 +170,7 @@ def deploy(
             hint = "to see the requests and checks, add --plan"
             raise UserError("the sandbox runs no vLLM, which needs a GPU", hint)
         require_ray()
-    content = _read_sample(sample)
+    content = _read_sample(None if sample is None else Path(sample))
     handle = client.get_run(run)
     account = open_account(client.session, place.name)
     with tempfile.TemporaryDirectory(prefix="cloudtrain-deploy-") as folder:
@@ -211,7 +216,7 @@ def _undeploy_command(account: HostingAccount, name: str) -> str:
 
 
 def undeploy(
-    name: str,
+    name: str | Deployment | Endpoint,
     *,
     backend: str | None = None,
     sandbox: bool = False,
@@ -222,7 +227,7 @@ def undeploy(
     """Delete an endpoint with its scaling, configurations and models; return what was deleted.
 
     Args:
-        name: Name of the endpoint.
+        name: The endpoint, or its name.
         backend: Where it is: `sagemaker` by default, or `sandbox`.
         sandbox: The same as `backend="sandbox"`.
         settings: The account; by default from environment and files.
@@ -233,6 +238,7 @@ def undeploy(
         UserError: There is nothing of this name.
         CloudError: AWS refused or cannot be reached.
     """
+    name = name if isinstance(name, str) else name.name
     session = session_of(client, settings, observer)
     account = open_account(session, choose_backend(backend, sandbox=sandbox))
     sagemaker = account.client("sagemaker")

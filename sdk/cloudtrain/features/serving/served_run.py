@@ -16,6 +16,7 @@ from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.features.serving.package import ServingOptions, make_package
 from cloudtrain.runs.run import RunLike
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.argument_types import check_type
 
 _LOG = "server.log"
 _POLL_SECONDS = 0.5
@@ -42,7 +43,7 @@ def serve(
     options: ServingOptions | None = None,
     *,
     port: int | None = None,
-    log: Path | None = None,
+    log: str | Path | None = None,
     settings: Settings | None = None,
     client: Client | None = None,
 ) -> Server:
@@ -61,6 +62,8 @@ def serve(
         UserError: The run has no such weights, they do not fit its model, the port is in use, or GPUs are missing.
         CloudError: The run's files are in S3, which refused or cannot be reached.
     """
+    check_type("options", options, ServingOptions)
+    check_type("client", client, Client)
     require_ray()
     chosen = options or ServingOptions()
     _check_gpus(chosen)
@@ -69,7 +72,7 @@ def serve(
         make_package(
             (client or Client(settings)).get_run(run), Path(folder.name) / "package", chosen
         )
-        server = Server(folder, port, log)
+        server = Server(folder, port, None if log is None else Path(log))
     except BaseException:
         folder.cleanup()
         raise

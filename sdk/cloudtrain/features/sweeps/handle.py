@@ -270,18 +270,21 @@ def sweep(
 
 
 def get_sweep(
-    name: str, *, settings: Settings | None = None, client: Client | None = None
+    name: str | Sweep, *, settings: Settings | None = None, client: Client | None = None
 ) -> Sweep:
     """Return a sweep of this machine.
 
     Args:
-        name: Its id, the beginning or end of one, a sweep's name for its newest sweep, or `latest`.
+        name: Its id, the beginning or end of one, a sweep's name for its newest sweep, or `latest`; a `Sweep` is
+            returned as it is.
         settings: The account, for a sweep that SageMaker runs; by default from environment and files.
         client: The client whose settings and folder of local runs are used, in place of `settings`.
 
     Raises:
         RunNotFoundError: There is none, or several have this name.
     """
+    if isinstance(name, Sweep):
+        return name
     session = session_of(client, settings)
     return Sweep(find_stored(name, session.home), session.settings)
 
