@@ -36,6 +36,7 @@ ALLOWED = {
     ("job/sections/cluster.py", "local"): "an instance type of SageMaker's SDK",
     ("features/serving/endpoint_request.py", "sagemaker"): "a namespace of AWS's scaling",
     ("features/sweeps/spec.py", "sagemaker"): "an engine of sweeps",
+    ("preflight/base.py", "sagemaker"): "a service of AWS, whose client has a type",
     ("__main__.py", "sagemaker"): "a package of AWS",
 }
 

@@ -6,9 +6,12 @@ After a bucket is deleted, any account can take its name and would then receive 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain_runtime.contract.strict_json import load_json
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 OWNERS_VARIABLE: Final = "CLOUDTRAIN_BUCKET_OWNERS"
 """JSON object from the name of a bucket to the account that must own it, for a process without a run.json."""
@@ -16,7 +19,7 @@ OWNERS_VARIABLE: Final = "CLOUDTRAIN_BUCKET_OWNERS"
 _MEMBER = "ExpectedBucketOwner"
 
 
-def expect_owner(client: Any, owner_of: Callable[[str], str | None]) -> None:
+def expect_owner(client: S3Client, owner_of: Callable[[str], str | None]) -> None:
     """Make every call of an S3 client name the account that must own the bucket.
 
     Args:
@@ -31,7 +34,8 @@ def expect_owner(client: Any, owner_of: Callable[[str], str | None]) -> None:
             return None
         return {**params, _MEMBER: owner}
 
-    client.meta.events.register("provide-client-params.s3", name_owner)
+    # The stubs lack that botocore uses what this handler returns.
+    client.meta.events.register("provide-client-params.s3", name_owner)  # type: ignore[arg-type]
 
 
 def owners_from(environ: Mapping[str, str]) -> dict[str, str]:

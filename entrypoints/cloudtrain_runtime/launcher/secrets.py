@@ -13,13 +13,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract import SecretConfig
 from cloudtrain_runtime.contract.aws_codes import DENIED, NOT_ACCEPTED, code_of
 from cloudtrain_runtime.contract.redaction import redact, register_values
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.s3.retry import client_retries, is_container_endpoint, open_session
+
+if TYPE_CHECKING:
+    from boto3.session import Session
 
 _ATTEMPTS = 6
 _CONNECT_SECONDS = 5
@@ -123,12 +126,15 @@ def resolve_in_subprocess(
         )
 
 
-def _fetch(reference: SecretConfig, session: Any, environ: Mapping[str, str]) -> str:
+def _fetch(reference: SecretConfig, session: Session, environ: Mapping[str, str]) -> str:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError
 
-    timeouts = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-    config = Config(retries=client_retries(_ATTEMPTS), **timeouts)
+    config = Config(
+        retries=client_retries(_ATTEMPTS),
+        connect_timeout=_CONNECT_SECONDS,
+        read_timeout=_READ_SECONDS,
+    )
     stage = {} if reference.stage is None else {"VersionStage": reference.stage}
     region = None
     try:

@@ -8,9 +8,9 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.aws_codes import (
@@ -30,7 +30,17 @@ from cloudtrain_runtime.s3.errors import (
     translate_errors,
 )
 from cloudtrain_runtime.s3.retry import client_retries, max_attempts, open_session
-from cloudtrain_runtime.s3.uploads import MAX_PARTS, Buffer, ConnectorUpload, MultipartUpload
+from cloudtrain_runtime.s3.uploads import (
+    MAX_PARTS,
+    Buffer,
+    ConnectorUpload,
+    MultipartUpload,
+    ObjectPlace,
+)
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+    from types_boto3_s3.type_defs import DeleteTypeDef, ObjectIdentifierTypeDef
 
 __all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 
@@ -89,7 +99,7 @@ class S3Objects:
         self.uri = uri.rstrip("/")
         self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
-        self._clients: dict[int, Any] = {}
+        self._clients: dict[int, S3Client] = {}
         self._connectors: dict[tuple[int, int], Any] = {}
         _require_boto3()
         self._engine = _engine()
@@ -143,9 +153,9 @@ class S3Objects:
         """Delete objects; a missing one is not an error."""
         from botocore.exceptions import ClientError
 
-        names = [{"Key": self._prefix + key} for key in keys]
+        names: list[ObjectIdentifierTypeDef] = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(names), _DELETE_BATCH):
-            batch = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
+            batch: DeleteTypeDef = {"Objects": names[start : start + _DELETE_BATCH], "Quiet": True}
             with self._explained(f"deleting below {self.uri}"):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete=batch)
                 # The first error ends the deletion.
@@ -207,7 +217,7 @@ class S3Objects:
             raise S3Error(f"reading {self.uri}/{key}: there is no such object (any more)")
         return data
 
-    def _get(self, key: str, options: dict[str, str]) -> bytes | None:
+    def _get(self, key: str, options: Mapping[str, Any]) -> bytes | None:
         """Read an object or a range; retry when the connection breaks within the body, which boto3 does not do."""
         pauses = iter(_READ_PAUSES_SECONDS)
         while (body := self._body(key, options)) is not None:
@@ -220,7 +230,7 @@ class S3Objects:
                 time.sleep(pause)
         return None
 
-    def _body(self, key: str, options: dict[str, str]) -> Any:
+    def _body(self, key: str, options: Mapping[str, Any]) -> Any:
         """Return the body of the response, or None if the object does not exist."""
         from botocore.exceptions import ClientError
 
@@ -247,11 +257,11 @@ class S3Objects:
                 self._connectors.clear()
             raise
 
-    def _place(self, key: str) -> dict[str, str]:
+    def _place(self, key: str) -> ObjectPlace:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     @property
-    def _client(self) -> Any:
+    def _client(self) -> S3Client:
         process = os.getpid()
         with _making.setdefault(process, threading.Lock()):
             if process not in self._clients:
@@ -357,7 +367,7 @@ def connector_part_bytes(bytes_: int) -> int:
     return part_bytes
 
 
-def s3_client() -> Any:
+def s3_client() -> S3Client:
     """Return a new S3 client that retries throttling and server errors with back-off.
 
     Raises:
@@ -424,7 +434,7 @@ def _add_condition(params: dict[str, Any], **_: Any) -> None:
         params["headers"]["If-None-Match"] = "*"
 
 
-def _own_endpoint(client: Any) -> str | None:
+def _own_endpoint(client: S3Client) -> str | None:
     """Return the configured endpoint, or None for AWS's default."""
     endpoint = str(client.meta.endpoint_url)
     region = client.meta.region_name

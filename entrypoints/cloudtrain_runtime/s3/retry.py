@@ -8,9 +8,12 @@ import os
 import random
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.process.event_log import log_line
+
+if TYPE_CHECKING:
+    from boto3.session import Session
 
 _ATTEMPTS = 10
 _ENDPOINT_VARIABLES = (
@@ -35,8 +38,11 @@ def _report_invalid(text: str) -> None:
     log_line(f"AWS_MAX_ATTEMPTS is {text!r}, which is not a positive integer: the default applies")
 
 
-def client_retries(default: int = _ATTEMPTS) -> dict[str, Any]:
-    """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter."""
+def client_retries(default: int = _ATTEMPTS) -> Any:
+    """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter.
+
+    It returns Any, because botocore has no public name for the type of this dictionary.
+    """
     return {"mode": "standard", "total_max_attempts": max_attempts(default)}
 
 
@@ -47,7 +53,7 @@ def is_container_endpoint(environ: Mapping[str, str]) -> bool:
     )
 
 
-def open_session() -> Any:
+def open_session() -> Session:
     """Return a boto3 session that has loaded its credentials.
 
     botocore queries a container's endpoint three times within three seconds, outside of its retry policy. This function

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import threading
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 from cloudtrain_runtime.s3.errors import S3Error, error_code, retry_count, translate_errors
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+    from types_boto3_s3.type_defs import CompletedPartTypeDef
 
 _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's
@@ -20,12 +24,19 @@ _THREADS = 4
 Buffer = bytes | bytearray | memoryview
 
 
+class ObjectPlace(TypedDict):
+    """The parameters of a request that name an object."""
+
+    Bucket: str
+    Key: str
+
+
 class MultipartUpload:
     """A multipart upload by boto3. It holds one part more in memory than its threads send."""
 
-    def __init__(self, client: Any, bucket: str, key: str) -> None:
+    def __init__(self, client: S3Client, bucket: str, key: str) -> None:
         self._client = client
-        self._place = {"Bucket": bucket, "Key": key}
+        self._place: ObjectPlace = {"Bucket": bucket, "Key": key}
         self._doing = f"writing s3://{bucket}/{key}"
         self._part = bytearray()
         self._upload = ""
@@ -53,11 +64,12 @@ class MultipartUpload:
         """
         if not self._upload:
             with translate_errors(self._doing):
-                self._client.put_object(**self._place, Body=self._part)
+                # The stubs lack bytearray, which botocore takes.
+                self._client.put_object(**self._place, Body=self._part)  # type: ignore[arg-type]
             return
         if self._part:
             self._send()
-        parts = [
+        parts: list[CompletedPartTypeDef] = [
             {"PartNumber": number, "ETag": sent.result()}
             for number, sent in enumerate(self._sent, 1)
         ]
@@ -93,13 +105,17 @@ class MultipartUpload:
         try:
             with translate_errors(self._doing):
                 answer = self._client.upload_part(
-                    **self._place, UploadId=self._upload, PartNumber=number, Body=part
+                    **self._place,
+                    UploadId=self._upload,
+                    PartNumber=number,
+                    # The stubs lack bytearray, which botocore takes.
+                    Body=part,  # type: ignore[arg-type]
                 )
             return str(answer["ETag"])
         finally:
             self._slots.release()
 
-    def _finish(self, parts: list[dict[str, Any]]) -> None:
+    def _finish(self, parts: list[CompletedPartTypeDef]) -> None:
         from botocore.exceptions import ClientError
 
         try:

@@ -28,10 +28,11 @@ _LONGEST_FACTOR = 6.0
 T = TypeVar("T")
 
 
-def client_retries(attempts: int = ATTEMPTS) -> dict[str, Any]:
+def client_retries(attempts: int = ATTEMPTS) -> Any:
     """Return the `retries` of a botocore `Config`: standard mode, which backs off with jitter.
 
-    AWS_MAX_ATTEMPTS overrides `attempts`, the maximum number of times that a request is sent.
+    AWS_MAX_ATTEMPTS overrides `attempts`, the maximum number of times that a request is sent. It returns Any, because
+    botocore has no public name for the type of this dictionary.
     """
     override = os.environ.get("AWS_MAX_ATTEMPTS", "")
     return {

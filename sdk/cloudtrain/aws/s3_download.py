@@ -6,7 +6,7 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.retry import client_retries
@@ -14,6 +14,10 @@ from cloudtrain.aws.s3_objects import head_object, list_objects, list_pages, tra
 from cloudtrain.aws.session import NO_SHARED_FILES, make_isolated_session, make_session
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.bucket_owner import expect_owner, owners_from
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_s3 import S3Client
 
 _ATTEMPTS = 10
 _CONNECT_SECONDS = 10
@@ -38,7 +42,7 @@ class FoundObject(NamedTuple):
         return cls(entry["Key"], name, int(entry["Size"]), entry["LastModified"].timestamp())
 
 
-def find_objects(s3: Any, uri: str) -> Iterator[FoundObject]:
+def find_objects(s3: S3Client, uri: str) -> Iterator[FoundObject]:
     """Yield the objects that a URI names, in S3's order.
 
     A URI names one object when an object has exactly its key. Any other URI names a folder: the objects whose keys
@@ -60,7 +64,7 @@ def find_objects(s3: Any, uri: str) -> Iterator[FoundObject]:
         yield FoundObject.of(entry, entry["Key"].removeprefix(key))
 
 
-def download(s3: Any, uri: str, folder: Path) -> int:
+def download(s3: S3Client, uri: str, folder: Path) -> int:
     """Copy what a URI names to a folder, as SageMaker's File mode does; return the number of objects.
 
     Args:
@@ -101,7 +105,7 @@ def names_file(name: str) -> bool:
 
 
 def fetch_objects(
-    s3: Any, wanted: Iterable[tuple[str, str, Path]], on_bytes: Callable[[int], object]
+    s3: S3Client, wanted: Iterable[tuple[str, str, Path]], on_bytes: Callable[[int], object]
 ) -> Iterator[None]:
     """Download objects in parallel, each given by bucket, key and target; yield after each one, in their order.
 
@@ -126,7 +130,7 @@ def fetch_objects(
             yield
 
 
-def stored_digest(s3: Any, uri: str) -> tuple[str, str] | None:
+def stored_digest(s3: S3Client, uri: str) -> tuple[str, str] | None:
     """Return the algorithm and hexadecimal digest that S3 has stored for all bytes of an object, or None.
 
     The ETag is the MD5 of an object that was uploaded in one part and is not encrypted with a key of KMS or the user.
@@ -164,8 +168,8 @@ def _path_inside(folder: Path, found: FoundObject) -> Path:
 
 
 def make_s3_client(
-    owners: Mapping[str, str], session: Any = None, endpoint_url: str | None = None
-) -> Any:
+    owners: Mapping[str, str], session: Session | None = None, endpoint_url: str | None = None
+) -> S3Client:
     """Return an S3 client of a session, by default one of this environment.
 
     Args:
@@ -185,7 +189,7 @@ def make_s3_client(
     return client
 
 
-def make_s3_client_of(environ: Mapping[str, str]) -> Any:
+def make_s3_client_of(environ: Mapping[str, str]) -> S3Client:
     """Return an S3 client of another environment than this process's, such as that of a sandbox.
 
     Args:

@@ -6,10 +6,13 @@ Only conditional writes replace a lock, so a process that has read an old one ca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_object, put_if, put_object
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class S3Lock:
         key: Key of the holder in the object, which is a JSON object.
     """
 
-    s3: Any
+    s3: S3Client
     uri: str
     key: str
 

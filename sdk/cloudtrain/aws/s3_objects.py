@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes
@@ -21,6 +21,10 @@ from cloudtrain_runtime.contract.aws_codes import (
     Codes,
 )
 from cloudtrain_runtime.contract.strict_json import load_json
+
+if TYPE_CHECKING:
+    from s3transfer.manager import TransferManager
+    from types_boto3_s3 import S3Client
 
 HIDDEN_OBJECT: Codes = MISSING_OBJECT | DENIED
 """S3's responses for a missing object. Without the permission to list the bucket, it is a denial."""
@@ -46,7 +50,7 @@ class ReadObject:
     metadata: Mapping[str, str]
 
 
-def list_pages(s3: Any, uri: str, **options: Any) -> Iterator[Mapping[str, Any]]:
+def list_pages(s3: S3Client, uri: str, **options: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the pages of ListObjectsV2 with the keys that begin with a URI's key, as SageMaker's S3Prefix does.
 
     `options` are other parameters of the operation. There is one page at least.
@@ -61,22 +65,23 @@ def entries_of(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [entry for entry in page.get("Contents", ()) if not entry["Key"].endswith("/")]
 
 
-def list_objects(s3: Any, uri: str) -> Iterator[Mapping[str, Any]]:
+def list_objects(s3: S3Client, uri: str) -> Iterator[Mapping[str, Any]]:
     """Yield the entries of ListObjectsV2 whose keys begin with a URI's key, without those of folders."""
     for page in list_pages(s3, uri):
         yield from entries_of(page)
 
 
-def list_folders(s3: Any, uri: str) -> list[str]:
+def list_folders(s3: S3Client, uri: str) -> list[str]:
     """Return the names of the folders directly below a URI that ends with a slash."""
     pages = list_pages(s3, uri, Delimiter="/")
     prefixes = [each["Prefix"] for page in pages for each in page.get("CommonPrefixes", ())]
     return [prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes]
 
 
-def get_object(s3: Any, uri: str) -> ReadObject:
+def get_object(s3: S3Client, uri: str) -> ReadObject:
     """Read an object."""
-    answer = s3.get_object(**place_of(uri))
+    bucket, key = split_uri(uri)
+    answer = s3.get_object(Bucket=bucket, Key=key)
     return ReadObject(
         body=bytes(answer["Body"].read()),
         etag=str(answer["ETag"]),
@@ -85,7 +90,7 @@ def get_object(s3: Any, uri: str) -> ReadObject:
     )
 
 
-def find_object(s3: Any, uri: str, missing: Codes = MISSING_OBJECT) -> ReadObject | None:
+def find_object(s3: S3Client, uri: str, missing: Codes = MISSING_OBJECT) -> ReadObject | None:
     """Read an object; return None if S3 answers that it is missing.
 
     Args:
@@ -98,7 +103,7 @@ def find_object(s3: Any, uri: str, missing: Codes = MISSING_OBJECT) -> ReadObjec
     return None
 
 
-def find_json(s3: Any, uri: str, missing: Codes = MISSING_OBJECT) -> dict[str, Any] | None:
+def find_json(s3: S3Client, uri: str, missing: Codes = MISSING_OBJECT) -> dict[str, Any] | None:
     """Read a JSON object as `find_object` does; return an empty one for any other content."""
     found = find_object(s3, uri, missing)
     if found is None:
@@ -110,18 +115,19 @@ def find_json(s3: Any, uri: str, missing: Codes = MISSING_OBJECT) -> dict[str, A
     return content if isinstance(content, dict) else {}
 
 
-def head_object(s3: Any, uri: str) -> Mapping[str, Any]:
+def head_object(s3: S3Client, uri: str) -> Mapping[str, Any]:
     """Return S3's description of an object, with its checksums."""
-    head: Mapping[str, Any] = s3.head_object(**place_of(uri), ChecksumMode="ENABLED")
-    return head
+    bucket, key = split_uri(uri)
+    return s3.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
 
 
-def put_object(s3: Any, uri: str, body: bytes, **options: Any) -> str:
+def put_object(s3: S3Client, uri: str, body: bytes, **options: Any) -> str:
     """Write an object and return its ETag. `options` are other parameters of PutObject."""
-    return str(s3.put_object(**place_of(uri), Body=body, **options)["ETag"])
+    bucket, key = split_uri(uri)
+    return s3.put_object(Bucket=bucket, Key=key, Body=body, **options)["ETag"]
 
 
-def put_if(s3: Any, uri: str, body: bytes, *, etag: str | None) -> str | None:
+def put_if(s3: S3Client, uri: str, body: bytes, *, etag: str | None) -> str | None:
     """Write an object in place of the version with this ETag, or where there is none (None).
 
     A write whose response was lost is sent again, and then S3 refuses it because of the first one.
@@ -135,7 +141,7 @@ def put_if(s3: Any, uri: str, body: bytes, *, etag: str | None) -> str | None:
     return None
 
 
-def transfer_manager(s3: Any, **options: Any) -> Any:
+def transfer_manager(s3: S3Client, **options: Any) -> TransferManager:
     """Return a manager of parallel transfers, which cancels them on an exception. `options`: of `TransferConfig`."""
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
 
@@ -149,9 +155,3 @@ def age_seconds(answer: Mapping[str, Any]) -> float:
     now = aws_time(answer)
     written: float = answer["LastModified"].timestamp()
     return max(0.0, (time.time() if now is None else now) - written)
-
-
-def place_of(uri: str) -> dict[str, str]:
-    """Return the parameters of a request that name an object."""
-    bucket, key = split_uri(uri)
-    return {"Bucket": bucket, "Key": key}

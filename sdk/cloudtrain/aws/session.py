@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import client_retries
 from cloudtrain.support.proxies import is_loopback, proxy_variable_for
+
+if TYPE_CHECKING:
+    from boto3.session import Session
 
 NO_SHARED_FILES: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
@@ -16,7 +19,7 @@ NO_SHARED_FILES: Mapping[str, str] = {
 """Variables with which AWS's SDKs and its command line read no profile."""
 
 
-def make_session(**options: Any) -> Any:
+def make_session(**options: Any) -> Session:
     """Return a boto3 session of this environment and AWS's files.
 
     Its requests to an endpoint on this machine, such as that of a sandbox, go through no proxy.
@@ -30,7 +33,7 @@ def make_session(**options: Any) -> Any:
     import boto3
     from botocore.config import Config
 
-    class DirectSession(boto3.Session):  # type: ignore[misc]
+    class DirectSession(boto3.Session):
         def client(self, *arguments: Any, **given: Any) -> Any:
             made = super().client(*arguments, **given)
             url = made.meta.endpoint_url
@@ -43,7 +46,7 @@ def make_session(**options: Any) -> Any:
     return DirectSession(**options)
 
 
-def make_isolated_session(endpoint: str, key_id: str, secret: str, region: str) -> Any:
+def make_isolated_session(endpoint: str, key_id: str, secret: str, region: str) -> Session:
     """Return a boto3 session for an endpoint on this machine: no proxy, no profile, no variable, no file of AWS.
 
     Args:
@@ -54,19 +57,19 @@ def make_isolated_session(endpoint: str, key_id: str, secret: str, region: str) 
     """
     import boto3
     from botocore.config import Config
-    from botocore.session import Session
+    from botocore.session import Session as BotocoreSession
 
     # Each variable of botocore without its name in a profile and in the environment.
     variables = {
         name: (None, None, default, convert)
-        for name, (_, _, default, convert) in Session.SESSION_VARIABLES.items()
+        for name, (_, _, default, convert) in BotocoreSession.SESSION_VARIABLES.items()
     }
     for name in ("config_file", "credentials_file"):
         variables[name] = (None, None, os.devnull, None)
-    own = Session(session_vars=variables)
+    own = BotocoreSession(session_vars=variables)
     own.set_default_client_config(Config(proxies={}))
 
-    class LocalSession(boto3.Session):  # type: ignore[misc]
+    class LocalSession(boto3.Session):
         # The SageMaker SDK gives an endpoint of its own for STS, and calls `resource`, too.
         def client(self, *arguments: Any, **given: Any) -> Any:
             return super().client(*arguments, **{**given, "endpoint_url": endpoint})

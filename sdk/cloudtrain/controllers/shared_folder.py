@@ -16,13 +16,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_lock import LockState, S3Lock
 from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_json, find_object, put_object
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.support.atomic_write import write_atomically
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 _LOCK = "lock.json"
 _WRITER = "controller"
@@ -48,7 +51,7 @@ class SharedFolder:
         is_lost: Whether another controller has replaced the lock.
     """
 
-    s3: Any
+    s3: S3Client
     uri: str
     noun: str
     etag: str = ""

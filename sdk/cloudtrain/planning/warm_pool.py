@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
-AVAILABLE = "Available"
+AVAILABLE: Final = "Available"
 MAX_KEEP_ALIVE_SECONDS = 3600
 """Longest keep-alive by AWS's guide. The API accepts up to 21600, so a longer one is a warning, not an error."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
@@ -33,6 +33,9 @@ from cloudtrain.preflight.base import Account, CheckContext, CheckGroup, start_t
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.checks import Check, Result, unknown
 
+if TYPE_CHECKING:
+    from boto3.session import Session
+
 __all__ = [
     "DEADLINE_SECONDS",
     "Candidate",
@@ -51,7 +54,7 @@ _CHECKPOINTS = ("checkpoints", "initial weights")
 
 
 def start_checks(
-    plan: Plan, settings: Settings, session: Any, *, only_checkpoints: bool = False
+    plan: Plan, settings: Settings, session: Session, *, only_checkpoints: bool = False
 ) -> PendingChecks:
     """Start the checks and return at once.
 
@@ -70,7 +73,7 @@ def start_checks(
 
 
 def start_endpoint_checks(
-    requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Any
+    requests: Mapping[str, Mapping[str, Any]], settings: Settings, session: Session
 ) -> PendingChecks:
     """Start the checks of an endpoint and return at once.
 

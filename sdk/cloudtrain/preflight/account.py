@@ -259,7 +259,7 @@ def _evaluate_bucket(account: Account, owner: Mapping[str, str], name: str) -> C
         )
     rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = (rule.get("ApplyServerSideEncryptionByDefault") for rule in rules)
-    default: Mapping[str, str] = next((each for each in defaults if each is not None), {})
+    default: Mapping[str, Any] = next((each for each in defaults if each is not None), {})
     key = default.get("KMSMasterKeyID")
     own = key if key and "alias/aws/" not in key else None
     how = f"its key {own}" if own else default.get("SSEAlgorithm", "AES256")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from cloudtrain.aws.credential_errors import find_credential_problem
 from cloudtrain.aws.errors import SuppressCodes, action_of, explain, make_client
@@ -21,6 +21,11 @@ from cloudtrain.support.checks import Check, unknown
 from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_IN_SAGEMAKER, code_of
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 from cloudtrain_runtime.contract.redaction import redact
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_s3 import S3Client
+    from types_boto3_sagemaker import SageMakerClient
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -66,13 +71,19 @@ class Account:
     job = "*"
     """Name of the job for conditions of trust policies; `*` if unknown."""
 
-    def __init__(self, settings: Settings, session: Any) -> None:
+    def __init__(self, settings: Settings, session: Session) -> None:
         self.settings = settings
         self.region = str(settings.region)
         self._session = session
         self._clients: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
 
+    @overload
+    def client(self, service: Literal["s3"], *, is_owned: bool = ...) -> S3Client: ...
+    @overload
+    def client(self, service: Literal["sagemaker"], *, is_owned: bool = ...) -> SageMakerClient: ...
+    @overload
+    def client(self, service: str, *, is_owned: bool = ...) -> Any: ...
     def client(self, service: str, *, is_owned: bool = True) -> Any:
         """Return a client with short timeouts. In boto3 only the creation of a client is not thread-safe.
 
@@ -124,7 +135,7 @@ class Account:
 class CheckContext(Account):
     """The account and the plan that checks need."""
 
-    def __init__(self, plan: Plan, settings: Settings, session: Any) -> None:
+    def __init__(self, plan: Plan, settings: Settings, session: Session) -> None:
         super().__init__(settings, session)
         self.plan = plan
         self.job = plan.run
@@ -185,10 +196,10 @@ def bucket_region(context: Account, bucket: str, owner: Mapping[str, str] | None
     `owner` is the argument ExpectedBucketOwner, for clients that do not add it themselves.
     """
     owner = owner or {}
-    answer = context.client("s3").head_bucket(Bucket=bucket, **owner)
+    answer: Mapping[str, Any] = context.client("s3").head_bucket(Bucket=bucket, **owner)
     if "BucketRegion" in answer:
         return str(answer["BucketRegion"])
-    location = context.client("s3").get_bucket_location(Bucket=bucket, **owner)
+    location: Mapping[str, Any] = context.client("s3").get_bucket_location(Bucket=bucket, **owner)
     return str(location.get("LocationConstraint") or "us-east-1")
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.preflight import account, quota, rights, role
 from cloudtrain.preflight.base import Account, CheckGroup, map_concurrently
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.s3_uri import split_uri
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_sagemaker import SageMakerClient
 
 _MAX_ENDPOINTS = 50
 """Most endpoints whose instances are counted; with more endpoints the count is a lower bound."""
@@ -28,7 +32,9 @@ class EndpointContext(Account):
         session: A boto3 session with credentials.
     """
 
-    def __init__(self, requests: Mapping[str, Request], settings: Settings, session: Any) -> None:
+    def __init__(
+        self, requests: Mapping[str, Request], settings: Settings, session: Session
+    ) -> None:
         super().__init__(settings, session)
         self.requests = requests
 
@@ -188,7 +194,7 @@ def _count_use(context: EndpointContext, kind: str) -> int:
     return sum(map_concurrently(count, (name for name in names if name != context.name)))
 
 
-def list_variants(client: Any, name: str) -> list[tuple[Request, int]]:
+def list_variants(client: SageMakerClient, name: str) -> list[tuple[Request, int]]:
     """Return the variants of an endpoint's configuration, each with its number of instances."""
     described = client.describe_endpoint(EndpointName=name)
     config = client.describe_endpoint_config(EndpointConfigName=described["EndpointConfigName"])

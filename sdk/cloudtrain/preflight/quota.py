@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.planning.plan import Plan
@@ -17,6 +17,9 @@ from cloudtrain.planning.warm_pool import (
 )
 from cloudtrain.preflight.base import Account, CheckContext, command, map_concurrently
 from cloudtrain.support.checks import Check, failed, passed, unknown, worst
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
 
 _ON_DEMAND = "training job usage"
 _SPOT = "spot training job usage"
@@ -284,7 +287,7 @@ def check_pools(context: CheckContext) -> Iterator[Check]:
     yield passed("warm start", describe_start(jobs, context.plan.request, now), is_shown=True)
 
 
-def _find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]:
+def _find_available_pools(client: SageMakerClient, now: datetime) -> list[Mapping[str, Any]]:
     pages = client.get_paginator("list_training_jobs").paginate(
         WarmPoolStatusEquals=AVAILABLE,
         LastModifiedTimeAfter=now - timedelta(seconds=SEARCH_WINDOW_SECONDS),
@@ -302,7 +305,7 @@ def _find_available_pools(client: Any, now: datetime) -> list[Mapping[str, Any]]
     return _describe_jobs(client, names)
 
 
-def _describe_jobs(client: Any, names: Iterable[str]) -> list[Mapping[str, Any]]:
+def _describe_jobs(client: SageMakerClient, names: Iterable[str]) -> list[Mapping[str, Any]]:
     return map_concurrently(lambda name: client.describe_training_job(TrainingJobName=name), names)
 
 

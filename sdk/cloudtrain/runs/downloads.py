@@ -30,6 +30,8 @@ from cloudtrain_runtime.contract import OUTPUTS_FOLDER
 from cloudtrain_runtime.contract.manifest import MANIFEST_FILE, Manifest
 
 if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
     from cloudtrain.bundle import ProgressCallback
 
 MODEL: Final = "model"
@@ -68,7 +70,7 @@ class RunStorage:
 
     output: str
     environ: Mapping[str, str] = field(repr=False)
-    make_s3: Callable[[], Any]
+    make_s3: Callable[[], S3Client]
     finish: Callable[[], Mapping[str, str]] | None = None
 
     def finish_storing(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_download import fetch_objects, find_objects, names_file, stored_digest
@@ -29,6 +29,8 @@ from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.manifest import Checksums, Manifest
 
 if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
+
     from cloudtrain.bundle import ProgressCallback
 
 SUMS_FILE = "SHA256SUMS"
@@ -82,7 +84,7 @@ class Source(Protocol):
         """Copy files; yield after each one, in their order."""
 
 
-def open_source(uri: str, make_s3: Callable[[], Any]) -> Source:
+def open_source(uri: str, make_s3: Callable[[], S3Client]) -> Source:
     """Return the folder at a `file:///` or `s3://` uri, or at a path."""
     if uri.startswith("s3://"):
         return _S3Source(uri, make_s3)
@@ -128,7 +130,7 @@ class _FolderSource:
 class _S3Source:
     """A folder in S3: the keys that begin with its uri and a slash."""
 
-    def __init__(self, uri: str, make_s3: Callable[[], Any]) -> None:
+    def __init__(self, uri: str, make_s3: Callable[[], S3Client]) -> None:
         self.uri = f"{uri.rstrip('/')}/"
         self._make_s3 = make_s3
         self._bucket, self._prefix = split_uri(self.uri)

@@ -69,6 +69,8 @@ from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER, code_of
 
 if TYPE_CHECKING:
+    from boto3.session import Session
+
     from cloudtrain.runs.previous_run import PreviousRun
     from cloudtrain.support.checks import Check
 
@@ -102,7 +104,7 @@ class SageMakerBackend:
         *,
         prices: catalog.Prices | None = None,
         poll_seconds: float = POLL_SECONDS,
-        session: Any = None,
+        session: Session | None = None,
     ) -> None:
         self.settings = settings
         self.prices = prices or catalog.bundled_prices()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from cloudtrain.aws.credential_errors import missing_region
 from cloudtrain.aws.errors import aws_errors, make_client
@@ -14,21 +14,27 @@ from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract.bucket_owner import expect_owner
 
-_TIMEOUTS: Mapping[str, Mapping[str, float]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_logs import CloudWatchLogsClient
+    from types_boto3_s3 import S3Client
+    from types_boto3_sagemaker import SageMakerClient
+
+_TIMEOUTS: Mapping[str, Mapping[str, Any]] = {"logs": {"connect_timeout": 10, "read_timeout": 30}}
 """Seconds. botocore's 60 s are too long for a log that is followed over a dead connection."""
 
 
 class Clients:
     """Clients of AWS services, each created once, of a boto3 session; by default of one from the environment."""
 
-    def __init__(self, settings: Settings, session: Any = None) -> None:
+    def __init__(self, settings: Settings, session: Session | None = None) -> None:
         self._settings = settings
         self._session = session
         self._clients: dict[str, Any] = {}
         # boto3 sessions are not thread-safe, clients are.
         self._lock = threading.RLock()
 
-    def session(self) -> Any:
+    def session(self) -> Session:
         """Return the boto3 session.
 
         Raises:
@@ -40,6 +46,14 @@ class Clients:
                 self._session = make_session(region_name=self._settings.region)
         return self._session
 
+    @overload
+    def client(self, service: Literal["s3"]) -> S3Client: ...
+    @overload
+    def client(self, service: Literal["sagemaker"]) -> SageMakerClient: ...
+    @overload
+    def client(self, service: Literal["logs"]) -> CloudWatchLogsClient: ...
+    @overload
+    def client(self, service: str) -> Any: ...
     def client(self, service: str) -> Any:
         """Return the client of a service.
 

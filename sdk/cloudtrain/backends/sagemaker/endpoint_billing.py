@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.catalog import Prices
@@ -20,6 +20,9 @@ from cloudtrain.runs.billing import Billing, EndpointUse
 from cloudtrain.settings.settings import profile_file
 from cloudtrain.support.records import append_record, read_records
 from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_IN_SAGEMAKER
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
 
 DELETED = "Deleted"
 _UNBILLED = ("Failed", "OutOfService")
@@ -52,7 +55,7 @@ class EndpointRecord:
     state: str = DELETED
 
 
-def read_endpoint(client: Any, described: Mapping[str, Any]) -> EndpointRecord | None:
+def read_endpoint(client: SageMakerClient, described: Mapping[str, Any]) -> EndpointRecord | None:
     """Return what is billed for an endpoint; None if `deploy` has not created it.
 
     Args:
@@ -95,7 +98,7 @@ def record_deleted(place: str, endpoint: EndpointRecord, environ: Mapping[str, s
 
 
 def list_uses(
-    client: Any,
+    client: SageMakerClient,
     place: str,
     prices: Prices,
     *,
@@ -138,7 +141,7 @@ def list_uses(
             )
 
 
-def _existing(client: Any, until: datetime) -> Iterator[EndpointRecord]:
+def _existing(client: SageMakerClient, until: datetime) -> Iterator[EndpointRecord]:
     with aws_errors("list the endpoints", _HINTS):
         for page in client.get_paginator("list_endpoints").paginate(CreationTimeBefore=until):
             for summary in page["Endpoints"]:

@@ -7,7 +7,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.sagemaker.sdk_import import NO_TELEMETRY, Sdk, load_sdk, suppress_output
 from cloudtrain.errors import DriftError
@@ -18,10 +18,14 @@ from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CODE_CHANNEL
 from cloudtrain_runtime.contract.strict_json import load_json
 
+if TYPE_CHECKING:
+    from boto3.session import Session
+    from types_boto3_sagemaker import SageMakerClient
+
 _default_session = threading.Lock()
 
 
-def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
+def send_by_estimator(plan: Plan, session: Session, client: SageMakerClient) -> None:
     """Create the training job through a real `sagemaker.pytorch.PyTorch` estimator.
 
     Raises:
@@ -31,7 +35,7 @@ def send_by_estimator(plan: Plan, session: Any, client: Any) -> None:
     _fit(plan, session, client, _guard(plan))
 
 
-def render_by_estimator(plan: Plan, session: Any, client: Any) -> dict[str, Any]:
+def render_by_estimator(plan: Plan, session: Session, client: SageMakerClient) -> dict[str, Any]:
     """Return the document that a real estimator renders for AWS Batch, after a comparison with the plan. Send nothing.
 
     The SDK's own call for queues, `aws_batch.TrainingQueue.submit`, takes neither our session nor a client token, drops
@@ -58,7 +62,7 @@ class _RenderedError(Exception):
     """Ends `fit` when the request is complete, before it is sent."""
 
 
-def _fit(plan: Plan, session: Any, client: Any, hook: Callable[..., None]) -> None:
+def _fit(plan: Plan, session: Session, client: SageMakerClient, hook: Callable[..., None]) -> None:
     """Call `fit` of the plan's estimator; the hook gets the parameters of CreateTrainingJob before they are sent."""
     event = "provide-client-params.sagemaker.CreateTrainingJob"
     with _estimator(plan, session, client) as (estimator, inputs):
@@ -75,7 +79,9 @@ def _guard(plan: Plan) -> DriftGuard:
 
 
 @contextlib.contextmanager
-def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _estimator(
+    plan: Plan, session: Session, client: SageMakerClient
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield the estimator of a plan and its inputs, and suppress the SDK's output."""
     sdk = load_sdk()
     with suppress_output():
@@ -117,7 +123,7 @@ def _estimator(plan: Plan, session: Any, client: Any) -> Iterator[tuple[Any, dic
 
 
 @contextlib.contextmanager
-def _as_default_session(session: Any) -> Iterator[None]:
+def _as_default_session(session: Session) -> Iterator[None]:
     """Make a session boto3's default one for a moment.
 
     An estimator creates a client of the default session, which it does not use. Without this, a missing profile or a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.sagemaker.job_states import (
@@ -20,6 +20,9 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain_runtime.contract.aws_codes import DENIED
 
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
+
 _PAGE = 100
 """Largest page of ListTrainingJobs and Search (botocore's model, MaxResults)."""
 
@@ -31,7 +34,7 @@ _HINTS = dict.fromkeys(
 )
 
 
-def list_jobs(client: Any, wanted: RunFilter, backend: str) -> Iterator[Status]:
+def list_jobs(client: SageMakerClient, wanted: RunFilter, backend: str) -> Iterator[Status]:
     """Yield the selected jobs that cloudtrain submitted, newest first.
 
     With tags, it uses Search: ListTrainingJobs has no tags, reading them takes a call per job, and GetResources of the
@@ -85,7 +88,7 @@ def read_cluster(resources: Mapping[str, Any]) -> tuple[str | None, int | None]:
     return name or None, None if count is None else int(count)
 
 
-def _list(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
+def _list(client: SageMakerClient, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
     statuses = _statuses(wanted.states)
     arguments: dict[str, Any] = {
         "SortBy": "CreationTime",
@@ -102,7 +105,7 @@ def _list(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
         yield from page["TrainingJobSummaries"]
 
 
-def _search(client: Any, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
+def _search(client: SageMakerClient, wanted: RunFilter) -> Iterator[Mapping[str, Any]]:
     filters = [
         _filter(f"Tags.{key}", "Equals", value) for key, value in sorted(wanted.tags.items())
     ]
@@ -142,7 +145,9 @@ def _iso(moment: datetime) -> str:
 
 
 def _pages(
-    client: Any, operation: str, arguments: Mapping[str, Any]
+    client: SageMakerClient,
+    operation: Literal["list_training_jobs", "search"],
+    arguments: Mapping[str, Any],
 ) -> Iterator[Mapping[str, Any]]:
     pages = iter(
         client.get_paginator(operation).paginate(**arguments, PaginationConfig={"PageSize": _PAGE})

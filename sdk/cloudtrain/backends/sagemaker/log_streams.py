@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import aws_errors
@@ -12,6 +12,9 @@ from cloudtrain.errors import UnreachableError
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain_runtime.contract import sort_hosts
 from cloudtrain_runtime.contract.aws_codes import code_of
+
+if TYPE_CHECKING:
+    from types_boto3_logs import CloudWatchLogsClient
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 """Source: "Log Groups and Streams That Amazon SageMaker AI Logs", SageMaker developer guide, 2026."""
@@ -34,7 +37,7 @@ class LogStreams:
     created_at: float | None = None
 
 
-def list_streams(client: Any, jobs: Sequence[str]) -> LogStreams:
+def list_streams(client: CloudWatchLogsClient, jobs: Sequence[str]) -> LogStreams:
     """Return the log streams of training jobs, job by job; none if there is no log group yet.
 
     Raises:
@@ -55,7 +58,7 @@ def list_streams(client: Any, jobs: Sequence[str]) -> LogStreams:
     return LogStreams(tuple(names), listed_at, created / 1000 if created else None)
 
 
-def _stream_pages(client: Any, job: str) -> Iterator[Mapping[str, Any]]:
+def _stream_pages(client: CloudWatchLogsClient, job: str) -> Iterator[Mapping[str, Any]]:
     arguments: dict[str, Any] = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
     while (page := call_logs(client.describe_log_streams, "logStreams", **arguments)) is not None:
         yield page
@@ -96,7 +99,7 @@ class LogStream:
         """Return an event of the stream as a line."""
         return LogLine(self.host, event["message"], event["timestamp"] / 1000)
 
-    def read_page(self, client: Any) -> list[Mapping[str, Any]]:
+    def read_page(self, client: CloudWatchLogsClient) -> list[Mapping[str, Any]]:
         """Return the next page. It can be empty before the end. After the end, a later call can return more.
 
         Raises:
@@ -121,7 +124,7 @@ class LogStream:
         self._events_read += len(events) - again
         return events[again:]
 
-    def _get_page(self, client: Any) -> Mapping[str, Any] | None:
+    def _get_page(self, client: CloudWatchLogsClient) -> Mapping[str, Any] | None:
         arguments: dict[str, Any] = {
             "logGroupName": LOG_GROUP,
             "logStreamName": self.name,

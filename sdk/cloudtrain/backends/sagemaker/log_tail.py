@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff, OutagePolicy, OutageTolerance
 from cloudtrain.backends.sagemaker.log_streams import LogStream, list_streams, seconds_between
 from cloudtrain.errors import UnreachableError
 from cloudtrain.runs.log_lines import LogFilter, LogLine
+
+if TYPE_CHECKING:
+    from types_boto3_logs import CloudWatchLogsClient
 
 QUIET_SECONDS = 15.0
 """How long a stream must be without new lines after the job has ended: CloudWatch ingests lines seconds after they were
@@ -74,7 +77,7 @@ class LogTail:
         scale: Factor of all waits.
     """
 
-    client: Any
+    client: CloudWatchLogsClient
     job_names: Callable[[], tuple[str, ...]]
     only: LogFilter
     get_job: Callable[[], JobSnapshot]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.retry import POLL_SECONDS
 from cloudtrain.backends.sagemaker.log_streams import (
@@ -25,6 +25,9 @@ from cloudtrain.runs.log_end import add_log_end
 from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain_runtime.contract import parse_event
+
+if TYPE_CHECKING:
+    from types_boto3_logs import CloudWatchLogsClient
 
 _STATUS_EVENTS = 1000
 _STATUS_PAGES = 5
@@ -43,7 +46,7 @@ class JobLogs:
 
     def __init__(
         self,
-        client: Any,
+        client: CloudWatchLogsClient,
         *,
         jobs: Callable[[str], tuple[str, ...]] = lambda run: (run,),
         scale: float = 1.0,
@@ -141,7 +144,7 @@ class JobLogs:
         return names
 
 
-def _newest_events(client: Any, stream: str) -> list[Mapping[str, Any]]:
+def _newest_events(client: CloudWatchLogsClient, stream: str) -> list[Mapping[str, Any]]:
     """Return the last events of a stream, in order. Pages can be short or empty, so several are read backwards."""
     events: list[Mapping[str, Any]] = []
     token: str | None = None

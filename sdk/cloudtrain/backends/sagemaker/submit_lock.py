@@ -8,10 +8,13 @@ the same request use the same run id, and SageMaker accepts the name of a traini
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.aws.s3_lock import S3Lock
 from cloudtrain.support.run_id import is_run_id
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 _FOLDER = "requests"
 _HOLDER = "run"
@@ -29,7 +32,7 @@ class SubmitLock:
 class SubmitLocks:
     """The submit locks below the prefix with the URI `base`."""
 
-    def __init__(self, s3: Any, base: str) -> None:
+    def __init__(self, s3: S3Client, base: str) -> None:
         self._s3 = s3
         self._base = f"{base.rstrip('/')}/{_FOLDER}"
 

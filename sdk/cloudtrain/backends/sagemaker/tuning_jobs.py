@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.backends.base import TuningTrial
@@ -15,6 +15,9 @@ from cloudtrain.catalog import Prices
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER, code_of
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
 
 _IN_USE = "ResourceInUse"
 _STATES = {
@@ -126,8 +129,9 @@ class TuningJobs:
                     raise
 
     @property
-    def _sagemaker(self) -> Any:
-        return self._client("sagemaker")
+    def _sagemaker(self) -> SageMakerClient:
+        client: SageMakerClient = self._client("sagemaker")
+        return client
 
 
 def _seconds(moment: datetime | None) -> float | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import SuppressCodes
 from cloudtrain.aws.s3_objects import age_seconds, head_object, list_objects, transfer_manager
@@ -31,6 +31,9 @@ from cloudtrain.errors import UserError
 from cloudtrain.support.data_files import data_files
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract.aws_codes import DENIED, MISSING_OBJECT, code_of
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 PART_BYTES = 8 * 2**20
 """Size of a part. Larger files are uploaded in parts."""
@@ -62,7 +65,7 @@ class _ExistingObject:
 class Uploads:
     """The uploads of one submit: collected first, so that their size is known, then sent in parallel."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: S3Client) -> None:
         self._client = client
         self._items: list[_FileUpload] = []
 

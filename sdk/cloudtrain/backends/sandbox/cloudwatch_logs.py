@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
 from cloudtrain_runtime.contract import parse_event
+
+if TYPE_CHECKING:
+    from types_boto3_logs import CloudWatchLogsClient
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -27,7 +30,12 @@ class LogUploader:
     """
 
     def __init__(
-        self, job: TrainingJob, folder: JobFolder, hosts: tuple[str, ...], logs: Any, clock: Clock
+        self,
+        job: TrainingJob,
+        folder: JobFolder,
+        hosts: tuple[str, ...],
+        logs: CloudWatchLogsClient,
+        clock: Clock,
     ) -> None:
         self.last_step = -1
         self._job = job

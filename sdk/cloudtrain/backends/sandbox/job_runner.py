@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain import catalog
 from cloudtrain.aws.s3_download import DownloadError, download
@@ -38,6 +38,10 @@ from cloudtrain_runtime.contract import (
     STOP_GRACE_SECONDS,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+
+if TYPE_CHECKING:
+    from types_boto3_logs import CloudWatchLogsClient
+    from types_boto3_s3 import S3Client
 
 _POLL_SECONDS = 0.1
 _SYNC_SECONDS = 1.0
@@ -72,8 +76,8 @@ class RunnerEnvironment:
     endpoints: Path
     file_systems: Path
     environment: Mapping[str, str]
-    s3: Any
-    logs: Any
+    s3: S3Client
+    logs: CloudWatchLogsClient
     cloudwatch: Any
     faults: FaultInjector
     max_processes: int = 2

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from cloudtrain.aws.session import make_isolated_session
 from cloudtrain.backends.container.background import start_background
@@ -22,7 +22,10 @@ from cloudtrain.support.home_folder import make_folder
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
-REGION = "us-west-2"
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+REGION: Final = "us-west-2"
 """A region whose prices `cloudtrain.catalog` knows, so that runs in the sandbox have cost estimates."""
 
 ACCOUNT = "123456789012"
@@ -68,7 +71,7 @@ class Sandbox:
             sources={**named, **dict.fromkeys(("role", "bucket", "region"), "sandbox")},
         )  # fmt: skip
 
-    def session(self) -> Any:
+    def session(self) -> Session:
         """Return a boto3 session whose clients always use this sandbox, whatever the environment holds."""
         return make_isolated_session(
             self.endpoint,

@@ -158,8 +158,10 @@ def _start(options: ServerOptions, is_ending: threading.Event) -> tuple[Any, San
     sandbox = _describe(server.server_port, key)
     session = make_isolated_session(sandbox.endpoint, service_key, "service", REGION)
     config = Config(retries=client_retries(), user_agent_extra=USER_AGENT, max_pool_connections=50)
-    services = ("s3", "logs", "iam", "cloudwatch")
-    s3, logs, iam, cloudwatch = (session.client(name, config=config) for name in services)
+    s3 = session.client("s3", config=config)
+    logs = session.client("logs", config=config)
+    iam = session.client("iam", config=config)
+    cloudwatch = session.client("cloudwatch", config=config)
     faults = FaultInjector(options.fault_plan)
     container = {
         name: value for name, value in sandbox.environment.items() if name.startswith("AWS_")

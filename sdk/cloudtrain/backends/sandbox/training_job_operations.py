@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.s3_download import find_objects
 from cloudtrain.backends.sandbox.file_systems import mounted_folder
@@ -27,6 +27,9 @@ from cloudtrain.backends.sandbox.resources import (
 )
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
 from cloudtrain.catalog.service_limits import limit_of
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 _TAKEN = (
     "Training job names must be unique within an AWS account and region, and a training job with this name already "
@@ -66,7 +69,7 @@ class TrainingJobs:
         *,
         on_create: Callable[[TrainingJob], None],
         get_trust_policy: Callable[[str], str | None],
-        s3: Any,
+        s3: S3Client,
         file_systems: Path,
     ) -> None:
         self._clock = clock

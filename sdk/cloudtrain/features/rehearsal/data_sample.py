@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_download import (
@@ -28,6 +28,9 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain.support.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 _MOST_LISTED = 20_000
 """Objects of a channel that are listed: 20 requests."""
@@ -96,7 +99,7 @@ def sample_channels(
 class _Fetch:
     """Reads a sample of one channel."""
 
-    def __init__(self, s3: Any, name: str, channel: Channel, deadline: float) -> None:
+    def __init__(self, s3: S3Client, name: str, channel: Channel, deadline: float) -> None:
         self._s3 = s3
         self._name = name
         self._channel = channel

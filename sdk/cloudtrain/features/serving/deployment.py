@@ -8,10 +8,10 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy, OutageTolerance, poll
@@ -53,6 +53,9 @@ from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import backend_option, choose_backend, facts_of
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
 
 _PACKAGE: Final = "model.tar.gz"
 _IN_SERVICE = "InService"
@@ -241,7 +244,7 @@ def undeploy(
     name = name if isinstance(name, str) else name.name
     session = session_of(client, settings, observer)
     account = open_account(session, choose_backend(backend, sandbox=sandbox))
-    sagemaker = account.client("sagemaker")
+    sagemaker: SageMakerClient = account.client("sagemaker")
     deleted = list[str]()
     with aws_errors("delete the endpoint"):
         configs = _names(sagemaker, "EndpointConfig", name)
@@ -280,7 +283,7 @@ def undeploy(
 def _delete_endpoint(account: HostingAccount, found: dict[str, Any], progress: Progress) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = account.client("sagemaker")
+    client: SageMakerClient = account.client("sagemaker")
     name = str(found["EndpointName"])
     progress("deleting the endpoint")
     used: EndpointRecord | None = None
@@ -334,8 +337,10 @@ def _invoke(account: HostingAccount, name: str, body: bytes, kind: str) -> str:
             answer = client.invoke_endpoint(EndpointName=name, Body=body, ContentType=kind)
             return str(answer["Body"].read().decode("utf-8", "replace"))
         except ClientError as error:
-            status = error.response.get("OriginalStatusCode")
-            text = str(error.response.get("OriginalMessage", ""))
+            # With the fields of ModelError, which other errors do not have.
+            response: Mapping[str, Any] = error.response
+            status = response.get("OriginalStatusCode")
+            text = str(response.get("OriginalMessage", ""))
             if status is None:
                 raise
             if status >= 500:  # noqa: PLR2004 (HTTP)
@@ -449,7 +454,7 @@ def _start(
     progress: Progress,
 ) -> str:
     """Create what does not exist, wait until it is in service, and return the answer to one request."""
-    client = account.client("sagemaker")
+    client: SageMakerClient = account.client("sagemaker")
     steps = (
         ("Model", client.describe_model, client.create_model, requests.model),
         (
@@ -509,10 +514,16 @@ def _delete_scaling(account: HostingAccount, name: str) -> list[str]:
     return [f"scaling target {resource['ResourceId']}"]
 
 
-def _names(client: Any, kind: str, name: str) -> set[str]:
+def _names(
+    client: SageMakerClient, kind: Literal["EndpointConfig", "Model"], name: str
+) -> set[str]:
     """Return the models or configurations that `deploy` has created for an endpoint: its name and eight digits."""
-    operation = {"EndpointConfig": "list_endpoint_configs", "Model": "list_models"}[kind]
-    pages = client.get_paginator(operation).paginate(NameContains=name[:63])
+    operation: Literal["list_endpoint_configs", "list_models"] = "list_endpoint_configs"
+    if kind == "Model":
+        operation = "list_models"
+    pages: Iterable[Mapping[str, Any]] = client.get_paginator(operation).paginate(
+        NameContains=name[:63]
+    )
     found = (str(each[f"{kind}Name"]) for page in pages for each in page[f"{kind}s"])
     return {each for each in found if re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{8}}", each)}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.base import HostingAccount
@@ -15,6 +15,9 @@ from cloudtrain.preflight.endpoint import list_variants
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import BACKENDS, choose_backends
 from cloudtrain.support.renamed import renamed_arguments
+
+if TYPE_CHECKING:
+    from types_boto3_sagemaker import SageMakerClient
 
 _PERIOD_SECONDS = 3600
 _METRIC_DAYS = 15
@@ -91,13 +94,13 @@ def list_endpoints(
 
 def _endpoints_of(account: HostingAccount, idle_seconds: float) -> Iterator[Endpoint]:
     with aws_errors("list the endpoints"):
-        client = account.client("sagemaker")
+        client: SageMakerClient = account.client("sagemaker")
         for page in client.get_paginator("list_endpoints").paginate():
             for summary in page["Endpoints"]:
                 yield _read(account, summary, idle_seconds)
 
 
-def _read(account: HostingAccount, summary: dict[str, Any], idle_seconds: float) -> Endpoint:
+def _read(account: HostingAccount, summary: Mapping[str, Any], idle_seconds: float) -> Endpoint:
     name = summary["EndpointName"]
     variants = list_variants(account.client("sagemaker"), name)
     capacity = []

@@ -6,13 +6,16 @@ Below `<prefix>/sweeps/<sweep>/` are `sweep.json`, `sweep.db`, which is written 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_objects import list_folders
 from cloudtrain.controllers.shared_folder import SharedFolder
 from cloudtrain.features.sweeps.stored_sweep import SWEEPS_FOLDER, StoredSweep
 from cloudtrain.support.run_id import submit_order
+
+if TYPE_CHECKING:
+    from types_boto3_s3 import S3Client
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class SharedSweeps:
         base: `s3://bucket/prefix`.
     """
 
-    s3: Any
+    s3: S3Client
     base: str
 
     def ids(self) -> list[str]:
