@@ -17,10 +17,11 @@ from cloudtrain.job.diagnostics import Diagnostic, field_error, to_problem
 from cloudtrain.job.document import Document, SourceLocation
 from cloudtrain.job.fields import Section, Text
 from cloudtrain.job.request_checks import request_errors
+from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.sections.cluster import Cluster
 from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
-from cloudtrain.job.sections.limits import Checkpoint, Limits
+from cloudtrain.job.sections.limits import Limits
 from cloudtrain.job.sections.reporting import MetricName, MetricPattern, Notify, Output, Tracking
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.field_path import FieldPath

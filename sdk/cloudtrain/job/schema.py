@@ -14,7 +14,7 @@ from cloudtrain.catalog import service_limits
 from cloudtrain.job.diagnostics import to_flow_style
 from cloudtrain.job.fields import STEPS_PATTERN, Section, sections_of
 from cloudtrain.job.job_fields import MAX_NAME_CHARACTERS
-from cloudtrain.job.sections.limits import Checkpoint
+from cloudtrain.job.sections.checkpoint import Checkpoint
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.strict_json import dump_json
