@@ -137,6 +137,10 @@ def test_two_backends_are_refused(given: dict[str, Any]) -> None:
         cloudtrain.submit(JOB, **given)
 
 
+def test_a_backend_and_its_own_shorthand_are_one() -> None:
+    assert cloudtrain.validate(JOB, backend="local", local=True) == cloudtrain.validate(JOB)
+
+
 def test_an_unknown_backend_has_a_nearest_name() -> None:
     for call in (cloudtrain.plan, cloudtrain.validate, cloudtrain.submit, cloudtrain.rehearse):
         with pytest.raises(UserError, match="no backend 'lokal'") as caught:
@@ -211,6 +215,20 @@ def test_states_are_given_by_name_too() -> None:
             "client: expected Client, got the class Client",
         ),
         (lambda: cloudtrain.compare("digits"), "a comparison needs several runs"),
+        (lambda: cloudtrain.serve("run", port=99999), "there is no port 99999"),
+        (lambda: cloudtrain.serve("run", port="8000"), "port: expected int, got str"),  # type: ignore[arg-type]
+        (
+            lambda: cloudtrain.validate(JOB, {"train.epochs": 3}),  # type: ignore[arg-type]
+            "overrides are texts such as train.epochs=3, not a mapping",
+        ),
+        (
+            lambda: cloudtrain.checkpoint_folder("./checkpoints").export("onnx"),
+            "a checkpoint cannot be exported as 'onnx'",
+        ),
+        (
+            lambda: cloudtrain.checkpoint_folder("./checkpoints").find("best"),  # type: ignore[arg-type]
+            "'best' is no step of a checkpoint",
+        ),
     ],
 )
 def test_an_argument_of_another_type_is_refused(call: Callable[[], object], message: str) -> None:

@@ -126,7 +126,7 @@ def read_document(path: Path, *, kind: str = "job") -> Document:
         hint = did_you_mean(path.name, _yaml_files(path.parent), hint)
         raise UserError(f"{label}: no such file", hint) from None
     except IsADirectoryError:
-        hint = f"give the {kind} file in it, such as {label}/{kind}.yaml"
+        hint = f"give the path of a {kind} file"
         if names := _yaml_files(path):
             hint = f"give the {kind} file in it; it has {', '.join(names[:_MOST_NAMES])}"
         raise UserError(f"{label} is a folder", hint) from None

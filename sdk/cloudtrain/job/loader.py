@@ -15,11 +15,26 @@ from cloudtrain.job.diagnostics import DEFER_CROSS_FIELD_CHECKS, diagnostics_of,
 from cloudtrain.job.document import Document, SourceLocation, parse_scalar
 from cloudtrain.job.fields import Section, sections_of
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain.support.one_or_more import one_or_more
 
 _SectionT = TypeVar("_SectionT", bound=Section)
 
 _MAX_ROUNDS = 20
 """How often a job with invalid values is validated again, to find the errors that the invalid ones concealed."""
+
+
+def override_texts(overrides: str | Iterable[str]) -> tuple[str, ...]:
+    """Return overrides as a tuple of texts; one text is one override.
+
+    Raises:
+        UserError: They are a mapping.
+    """
+    if isinstance(overrides, Mapping):
+        raise UserError(
+            "overrides are texts such as train.epochs=3, not a mapping",
+            'write ["train.epochs=3"], or job.with_values({"train.epochs": 3})',
+        )
+    return one_or_more(overrides)
 
 
 def apply_overrides(

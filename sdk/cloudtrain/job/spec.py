@@ -13,11 +13,15 @@ from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.document import Document, read_document
 from cloudtrain.job.job_fields import JobFields
-from cloudtrain.job.loader import apply_overrides, change_document, validate_document
+from cloudtrain.job.loader import (
+    apply_overrides,
+    change_document,
+    override_texts,
+    validate_document,
+)
 from cloudtrain.job.references import check_references
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.job_file import find_job_files
-from cloudtrain.support.one_or_more import one_or_more
 
 _PLACEHOLDER_TYPE = "ml.p4d.24xlarge"
 """Replaces a missing or invalid instance type while the rest of a job is checked: it supports every feature."""
@@ -107,7 +111,7 @@ def load_job(
     """
     path = find_job_files(str(path))[0]
     document = read_document(Path(path))
-    changes = one_or_more(overrides)
+    changes = override_texts(overrides)
     apply_overrides(document, changes, instances=instances)
     words = job_words(path, changes, instances=instances)
     return replace(check_document(document, Path(path).resolve().parent), words=words)
@@ -158,5 +162,5 @@ def load_job_document(
         SpecError: the job is invalid. The error lists every problem.
     """
     document = Document(name, copy.deepcopy(dict(data)))
-    apply_overrides(document, one_or_more(overrides), instances=instances)
+    apply_overrides(document, override_texts(overrides), instances=instances)
     return check_document(document, Path.cwd(), has_files=False).valid_spec()

@@ -21,6 +21,7 @@ from cloudtrain.errors import (
     DamagedCheckpointError,
     MissingExtraError,
     UserError,
+    did_you_mean,
 )
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.support.installation import install_command
@@ -36,6 +37,7 @@ __all__ = ["SAFETENSORS", "TORCH", "CheckpointFolder", "ExportedCheckpoint", "Sa
 SAFETENSORS: Final = "safetensors"
 TORCH: Final = "torch"
 _SUFFIXES: Final = {SAFETENSORS: ".safetensors", TORCH: ".pt"}
+_PARTS: Final = ("model", "all")
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,12 @@ class CheckpointFolder:
         return tuple(SavedCheckpoint(**entry) for entry in answer["checkpoints"])
 
     def export(
-        self, form: str, *, step: int | None = None, target: Path | None = None, part: str = "model"
+        self,
+        form: str,
+        *,
+        step: int | None = None,
+        target: str | Path | None = None,
+        part: str = "model",
     ) -> ExportedCheckpoint:
         """Write the tensors of a checkpoint, unsharded, into one file.
 
@@ -140,12 +147,17 @@ class CheckpointFolder:
 
         Raises:
             MissingExtraError: torch or safetensors is not installed.
-            UserError: there is no such checkpoint, it contains no model, or the file exists already.
+            UserError: there is no such form, part or checkpoint, it contains no model, or the file exists already.
             DamagedCheckpointError: the checkpoint is damaged.
             CloudError: AWS refused or cannot be reached.
         """
+        for given, legal in ((form, tuple(_SUFFIXES)), (part, _PARTS)):
+            if given not in legal:
+                hint = did_you_mean(str(given), legal, f"one of {', '.join(legal)}")
+                raise UserError(f"a checkpoint cannot be exported as {given!r}", hint)
         _require_packages(form)
         if target is not None:
+            target = Path(target)
             _refuse_existing(target)
         found = self.find(step)
         path = target or Path(f"{found.run or 'checkpoint'}-{found.name}{_SUFFIXES[form]}")
@@ -215,8 +227,21 @@ class CheckpointFolder:
         return UserError(f"{self.uri}: {message}")
 
 
-def _option(step: int | None) -> tuple[str, ...]:
-    return () if step is None else ("--step", str(step))
+def _option(step: int | str | None) -> tuple[str, ...]:
+    return () if step is None else ("--step", str(step_number(step)))
+
+
+def step_number(given: int | str) -> int:
+    """Return the step that a number, or the text of one, means.
+
+    Raises:
+        UserError: It is no step.
+    """
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given.isdecimal():
+        return int(given)
+    raise UserError(f"{given!r} is no step of a checkpoint", "a step is a number, such as 1000")
 
 
 def _read_result(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.errors import MissingExtraError, UserError
-from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder
+from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder, step_number
 from cloudtrain.runs.downloads import BEST, CHECKPOINTS, MODEL, Download, RunStorage
 from cloudtrain.runs.evaluations import evaluated_by
 from cloudtrain.runs.file_transfer import open_source
@@ -134,7 +134,7 @@ def write_weights(
         run.storage().require_stored(run.id, CHECKPOINTS)
         saved = checkpoints_of(plan, run.id)
         folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
-        step = _best_step(folder, run.id) if checkpoint == BEST else int(checkpoint)
+        step = _best_step(folder, run.id) if checkpoint == BEST else step_number(checkpoint)
         folder.export(TORCH, step=step, target=target)
         return
     with tempfile.TemporaryDirectory(prefix="cloudtrain-model-") as temporary:

@@ -108,11 +108,10 @@ def choose_backend(
     Raises:
         UserError: There is no such backend, or two are named.
     """
-    given = [
-        *([] if backend is None else [backend]),
-        *([MACHINE_BACKEND] if local else []),
-        *([SIMULATED_BACKEND] if sandbox else []),
-    ]
+    shorthands = {MACHINE_BACKEND: local, SIMULATED_BACKEND: sandbox}
+    named = [] if backend is None else [facts_of(backend).name]
+    named += [name for name, is_given in shorthands.items() if is_given]
+    given = list(dict.fromkeys(named))
     if len(given) > 1:
         raise UserError(
             f"a run is in one backend, not in {' and '.join(given)}",

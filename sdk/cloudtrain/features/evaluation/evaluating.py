@@ -15,6 +15,7 @@ from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
+from cloudtrain.job.loader import override_texts
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
 from cloudtrain.runs.evaluations import (
@@ -117,7 +118,7 @@ def evaluate(
     start = prepare_evaluation(
         run,
         options,
-        overrides=one_or_more(overrides),
+        overrides=override_texts(overrides),
         instances=instances,
         backend=backend,
         local=local,

@@ -20,6 +20,7 @@ from cloudtrain.support.argument_types import check_type
 
 _LOG = "server.log"
 _POLL_SECONDS = 0.5
+_MOST_PORT = 65535
 
 
 class Server(LocalServer):
@@ -64,6 +65,9 @@ def serve(
     """
     check_type("options", options, ServingOptions)
     check_type("client", client, Client)
+    check_type("port", port, int)
+    if port is not None and not 1 <= port <= _MOST_PORT:
+        raise UserError(f"there is no port {port}", f"from 1 to {_MOST_PORT}, or leave it out")
     require_ray()
     chosen = options or ServingOptions()
     _check_gpus(chosen)
