@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Every verb of cloudtrain, for one account.
+    """The verbs of the core, for one account. Those of features are functions that take a client.
 
     A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account. A job is
     a `JobSpec`, or the path of a job file.
