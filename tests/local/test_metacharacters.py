@@ -243,6 +243,11 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
         "shell_scripts.py": [
             '_SHELLS = ("bash", "sh", "dash", "zsh")',
         ],
+        # Names of audit events.
+        "written_files.py": [
+            '_COMMANDS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"})',
+            'command = arguments[{"os.system": 0, "os.spawn": 2}.get(event, 1)]',
+        ],
         "request.py": [
             '"/bin/bash",',
         ],
