@@ -161,6 +161,12 @@ def test_one_text_is_one_item(tmp_path: Path) -> None:
     assert list(Client(home=tmp_path).list_runs(backend="local")) == []
 
 
+def test_no_backend_is_none_and_not_all(tmp_path: Path) -> None:
+    assert list(Client(home=tmp_path).list_runs(backend=[])) == []
+    assert cloudtrain.costs(backend=[]).runs == ()
+    assert cloudtrain.list_endpoints(backend=()) == ()
+
+
 def test_changes_of_a_job_that_is_no_file_are_refused() -> None:
     spec = cloudtrain.JobSpec.from_yaml(JOB)
     for given in ({"overrides": ["train.epochs=3"]}, {"instances": 3}):

@@ -429,7 +429,8 @@ class Client:
         """
         check_filter(wanted)
         named = choose_backends(backend)
-        found = self.session.list_runs(named or tuple(BACKENDS), wanted, is_named=named is not None)
+        names = tuple(BACKENDS) if named is None else named
+        found = self.session.list_runs(names, wanted, is_named=named is not None)
         return (status for _, status in found)
 
     def costs(self, **given: Any) -> Any:
@@ -495,12 +496,12 @@ def _warn_of_forward(call: str) -> None:
     )
 
 
-def session_of(
+def client_of(
     client: Client | None, settings: Settings | None = None, observer: Observer | None = None
-) -> Session:
-    """Return the session of a feature's call: that of the client that it is given, else a new one."""
+) -> Client:
+    """Return the client of a feature's call: the one that it is given, else a new one."""
     check_type("client", client, Client)
-    return (client or Client(settings, observer=observer)).session
+    return client or Client(settings, observer=observer)
 
 
 def _refuse_trained(run: str, warnings: Iterable[str]) -> None:

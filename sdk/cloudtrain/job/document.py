@@ -445,7 +445,7 @@ class _Reader:
         )
 
 
-_COMMENTED_VALUE = re.compile(r"\s*#(?!TODO|FIXME|XXX|[#!-])(?P<value>[^\s,}\]]{1,100})\s*")
+_COMMENTED_VALUE = re.compile(r"\s*#(?![#!-])(?P<value>[^\s,}\]]{1,100})\s*")
 """What follows a field without a value: a comment of one word. A number, true, false or a quoted text was meant."""
 _SHOWN_CHARACTERS = 40
 _MOST_PIECES = 6

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError, did_you_mean
 from cloudtrain.features.costs.cost_explorer import fetch_billed
@@ -66,9 +66,11 @@ def costs(
         UserError: `by` is none of these, or `billed` has no `since`.
         CloudError: AWS refused or cannot be reached.
     """
-    session = session_of(client, settings, observer)
+    session = client_of(client, settings, observer).session
     named = choose_backends(backend)
-    names = named or tuple(name for name, each in BACKENDS.items() if not each.is_simulated)
+    names = named
+    if names is None:
+        names = tuple(name for name, each in BACKENDS.items() if not each.is_simulated)
     wanted = RunFilter(since=since, until=until)
     found = session.list_runs(names, wanted, is_named=named is not None)
     backends = session.find_backends(names)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import known_evaluations, read_plan, settings_of
@@ -19,7 +19,6 @@ from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
@@ -49,8 +48,7 @@ def model_card(
         UserError: The run is an evaluation, which has no model.
         CloudError: AWS refused or cannot be reached.
     """
-    check_type("client", client, Client)
-    handle = (client or Client(settings)).get_run(run)
+    handle = client_of(client, settings).get_run(run)
     plan = read_plan(handle)
     if evaluated := evaluated_by(plan):
         raise UserError(

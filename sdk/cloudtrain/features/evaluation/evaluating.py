@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.registry import backend_package
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
@@ -114,7 +114,6 @@ def evaluate(
         SpecError: The changed job is not valid.
         CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
     """
-    check_type("client", client, Client)
     start = prepare_evaluation(
         run,
         options,
@@ -123,7 +122,7 @@ def evaluate(
         backend=backend,
         local=local,
         sandbox=sandbox,
-        client=client or Client(settings, observer=observer),
+        client=client_of(client, settings, observer),
         skip_check=skip_check,
     )
     return start()

@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.bundle import BUNDLES_FOLDER
 from cloudtrain.bundle.archive import write_bundle
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import Job, check_job, plan_job, read_job
 from cloudtrain.client.receipts import (
@@ -38,7 +38,6 @@ from cloudtrain.features.rehearsal.shape import choose_shape
 from cloudtrain.features.rehearsal.workspace import Workspace, interrupting_on_signals
 from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import (
     DEFAULT_BACKEND,
     MACHINE_BACKEND,
@@ -215,9 +214,8 @@ def rehearse(
         SpecError, BundleError, MissingExtraError: The input is wrong; nothing was started.
         UserError: An option is out of its range, or the disk is full.
     """
-    check_type("client", client, Client)
     return rehearse_job(
-        client or Client(settings, observer=observer),
+        client_of(client, settings, observer),
         job,
         RehearsalOptions(
             minutes=minutes,

@@ -24,7 +24,7 @@ from cloudtrain.backends.sagemaker.endpoint_billing import (
     record_deleted,
 )
 from cloudtrain.backends.sagemaker.uploads import Uploads
-from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import raise_failed
 from cloudtrain.errors import CloudError, UserError
@@ -161,11 +161,10 @@ def deploy(
     """
     check_type("options", options, EndpointOptions)
     check_type("serving", serving, ServingOptions)
-    check_type("client", client, Client)
     chosen = options or EndpointOptions()
     check_options(chosen)
     place = facts_of(choose_backend(backend, sandbox=sandbox))
-    client = client or Client(settings, observer=observer)
+    client = client_of(client, settings, observer)
     progress = client.session.observer.on_progress
     # The sandbox's endpoints are processes of this machine.
     if place.is_on_this_machine and not plan:
@@ -242,7 +241,7 @@ def undeploy(
         CloudError: AWS refused or cannot be reached.
     """
     name = name if isinstance(name, str) else name.name
-    session = session_of(client, settings, observer)
+    session = client_of(client, settings, observer).session
     account = open_account(session, choose_backend(backend, sandbox=sandbox))
     sagemaker: SageMakerClient = account.client("sagemaker")
     deleted = list[str]()

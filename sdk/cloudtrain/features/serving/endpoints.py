@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.backends.base import HostingAccount
-from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.features.serving.account import accounts_in_use
 from cloudtrain.preflight.endpoint import list_variants
 from cloudtrain.settings.settings import Settings
@@ -82,10 +82,11 @@ def list_endpoints(
         UserError: There is no such backend.
         CloudError: AWS refused or cannot be reached.
     """
-    names = choose_backends(backend) or tuple(BACKENDS)
+    named = choose_backends(backend)
+    names = tuple(BACKENDS) if named is None else named
     found = [
         endpoint
-        for account in accounts_in_use(session_of(client, settings))
+        for account in accounts_in_use(client_of(client, settings).session)
         if account.backend.name in names
         for endpoint in _endpoints_of(account, idle_seconds)
     ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cloudtrain.backends.container.machine import visible_gpus
 from cloudtrain.backends.container.model_server import LocalServer, require_ray
-from cloudtrain.client.client import Client
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.features.serving.package import ServingOptions, make_package
 from cloudtrain.runs.run import RunLike
@@ -64,7 +64,7 @@ def serve(
         CloudError: The run's files are in S3, which refused or cannot be reached.
     """
     check_type("options", options, ServingOptions)
-    check_type("client", client, Client)
+    finder = client_of(client, settings)
     check_type("port", port, int)
     if port is not None and not 1 <= port <= _MOST_PORT:
         raise UserError(f"there is no port {port}", f"from 1 to {_MOST_PORT}, or leave it out")
@@ -73,9 +73,7 @@ def serve(
     _check_gpus(chosen)
     folder = tempfile.TemporaryDirectory(prefix="cloudtrain-serve-")
     try:
-        make_package(
-            (client or Client(settings)).get_run(run), Path(folder.name) / "package", chosen
-        )
+        make_package(finder.get_run(run), Path(folder.name) / "package", chosen)
         server = Server(folder, port, None if log is None else Path(log))
     except BaseException:
         folder.cleanup()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff, OutageTolerance, poll
-from cloudtrain.client.client import Client, session_of
+from cloudtrain.client.client import Client, client_of
 from cloudtrain.errors import RunNotFoundError, UserError
 from cloudtrain.features.sweeps import service
 from cloudtrain.features.sweeps.loader import LoadedSweep, load_sweep, make_sweep
@@ -257,7 +257,7 @@ def sweep(
     score = objective if callable(objective) else None
     loaded = _load(job, space, objective, fields)
     chosen = choose_backend(backend, local=local, sandbox=sandbox)
-    session = session_of(client, settings)
+    session = client_of(client, settings).session
     stored, _ = service.open_sweep(
         loaded, backend=chosen, settings=session.settings, home=session.home, new=new
     )
@@ -285,7 +285,7 @@ def get_sweep(
     """
     if isinstance(name, Sweep):
         return name
-    session = session_of(client, settings)
+    session = client_of(client, settings).session
     return Sweep(find_stored(name, session.home), session.settings)
 
 
