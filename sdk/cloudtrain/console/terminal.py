@@ -7,6 +7,7 @@ of standard output and standard error.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,13 @@ _HIDDEN = re.compile(
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal: not a pipe, a notebook, a CI log or `TERM=dumb`."""
+    is_recorded = bool(os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"))
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not is_recorded and not is_dumb
 
 
 def strip_escapes(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from cloudtrain.runs.history import SPEED_METRICS
 from cloudtrain.runs.main_metric import TRAINING_LOSS
+from cloudtrain.support.units import format_number
 
 _NOT_PLAIN = SPEED_METRICS | {"train/grad_norm"}
 _MOST = 6
@@ -27,7 +28,7 @@ def shown_metrics(metrics: Mapping[str, float | None]) -> list[str]:
 
 def describe_metric(value: float | None) -> str:
     """Return a metric's value as text."""
-    return "not finite" if value is None else f"{value:.4g}"
+    return "not finite" if value is None else format_number(value)
 
 
 def _order(name: str) -> tuple[bool, int, str]:

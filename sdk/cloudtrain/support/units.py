@@ -270,3 +270,27 @@ def format_size(count: float) -> str:
             return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+_AGES = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def format_age(seconds: float) -> str:
+    """Return how long ago something was, as people write it: `5s ago`, `2m ago`, `3h ago`, `5d ago`."""
+    for unit, size in _AGES.items():
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit} ago"
+    return "now"
+
+
+_DIGITS = 4
+_THOUSAND = 1000
+_LONGEST = 1e9
+
+
+def format_number(value: float) -> str:
+    """Return a number with four significant digits: `0.06824`, `1.234e-05`, and `2,696` from thousands on."""
+    rounded = float(f"{value:.{_DIGITS}g}")
+    if _THOUSAND <= abs(rounded) < _LONGEST:
+        return f"{value:,.0f}"
+    return f"{value:.{_DIGITS}g}"

@@ -1,0 +1,126 @@
+"""Tables on a terminal and in a pipe, and the formats of ages and numbers."""
+
+import pytest
+
+from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
+from cloudtrain.support.units import format_age, format_number
+
+REFERENCE = "local:digits-261125-223727-71810a"
+COLUMNS = (
+    Column("run", title="ID"),
+    Column("job", least=6),
+    Column("state"),
+    Column("submitted (UTC)", only="pipe"),
+    Column("age", only="terminal", drop=2),
+    Column("GPUs", is_number=True, drop=1),
+    Column("", least=10),
+)
+ROWS = (
+    (
+        run_cell(REFERENCE),
+        "digits",
+        "SUCCEEDED",
+        "2026-11-25 22:37",
+        "2m ago",
+        "8",
+        "accuracy 0.98",
+    ),
+    (run_cell(REFERENCE), "a" * 40, "FAILED", "2026-11-25 22:37", "3h ago", "128", "b" * 70),
+)
+
+
+def test_a_pipe_gets_all_columns_and_full_texts() -> None:
+    header, first, second = table_lines(COLUMNS, ROWS, None)
+    assert header.split() == ["run", "job", "state", "submitted", "(UTC)", "GPUs"]
+    assert first.startswith(f"{REFERENCE}  digits  ")
+    assert second.endswith(f"FAILED     2026-11-25 22:37  128   {'b' * 70}")
+
+
+def test_a_wide_terminal_gets_its_columns_in_full() -> None:
+    header, first, second = table_lines(COLUMNS, ROWS, 200)
+    assert header == f"ID      JOB{' ' * 37}  STATE      AGE     GPUS"
+    assert first == f"71810a  digits{' ' * 34}  SUCCEEDED  2m ago     8  accuracy 0.98"
+    assert second.endswith("b" * 70)
+
+
+def test_columns_are_dropped_in_their_order_before_texts_vanish() -> None:
+    def header(width: int) -> list[str]:
+        return table_lines(COLUMNS, ROWS, width)[0].split()
+
+    assert header(52) == ["ID", "JOB", "STATE", "AGE", "GPUS"]
+    assert header(50) == ["ID", "JOB", "STATE", "AGE"]
+    assert header(42) == ["ID", "JOB", "STATE"]
+
+
+@pytest.mark.parametrize("width", range(37, 140))
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = table_lines(COLUMNS, ROWS, width)
+    assert max(map(cell_count, lines)) <= width
+    assert lines[1].startswith("71810a  ")
+
+
+def test_a_text_is_cut_at_its_end() -> None:
+    lines = table_lines(COLUMNS, ROWS, 80)
+    assert lines[2].endswith("b…")
+    assert "a…  FAILED" in lines[2]
+
+
+def test_wide_characters_are_counted_by_cells() -> None:
+    assert cell_count("東京") == 4
+    assert cell_count("e\u0301") == 1
+    assert cut_text("東京都庁", 5) == "東京…"
+    lines = table_lines((Column("a"), Column("b")), [("東京", "1"), ("x", "2")], 80)
+    assert lines == ["A     B", "東京  1", "x     2"]
+
+
+def test_control_characters_do_not_move_columns() -> None:
+    rows = [("one\ntwo\x1b[2J", "1")]
+    assert table_lines((Column("a"), Column("b")), rows, 80) == ["A        B", "one two  1"]
+
+
+def test_empty_columns_are_left_out() -> None:
+    columns = (Column("a"), Column("b"))
+    assert table_lines(columns, [("1", "")], None) == ["a", "1"]
+    assert table_lines(columns, [("1", "")], 80) == ["A", "1"]
+    assert table_lines(columns, [], 80) == []
+
+
+def test_colours_and_dim_parts_do_not_change_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.console.tables.coloured", lambda text, code: f"<{code}:{text}>")
+    rows = [(Cell("full", shown="f", rest="ull"), "FAILED"), ("other", "x")]
+    lines = table_lines((Column("a"), Column("b")), rows, 80, colours={"FAILED": "31"})
+    assert lines == ["<1:A>      <1:B>", "f<2:ull>   <31:FAILED>", "other  x"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "now"),
+        (0.4, "now"),
+        (5, "5s ago"),
+        (125, "2m ago"),
+        (3 * 3600, "3h ago"),
+        (5.9 * 86400, "5d ago"),
+    ],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (2696.4, "2,696"),
+        (0.068241, "0.06824"),
+        (1.2344e-5, "1.234e-05"),
+        (999.96, "1,000"),
+        (-1234567.8, "-1,234,568"),
+        (5e12, "5e+12"),
+        (0.0, "0"),
+        (12, "12"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_numbers_have_four_significant_digits(value: float, text: str) -> None:
+    assert format_number(value) == text
