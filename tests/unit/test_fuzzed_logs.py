@@ -22,7 +22,7 @@ from cloudtrain.backends.container.event_tail import EventTail
 from cloudtrain.backends.container.job import JobFolder, find_cause
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console.follow_screen import StepThinner, state_line
+from cloudtrain.console.follow_screen import EventThinner, state_line
 from cloudtrain.console.runs import explanation_lines, format_log_line, print_runs, status_rows
 from cloudtrain.failure_rules import explain_run
 from cloudtrain.features.costs.sums import measure_lost_work
@@ -172,7 +172,7 @@ def read_all(home: Path, state: State) -> Iterator[str]:
     print_runs(found, is_filtered=False)
     yield "logs"
     lines = list(run.logs())
-    thinner = StepThinner(1.0)
+    thinner = EventThinner(1.0)
     for line in lines:
         thinner.wants(line)
         format_log_line(line)

@@ -16,7 +16,7 @@ import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, read_state, write_state
 from cloudtrain.backends.local import backend
 from cloudtrain.backends.local.backend import LocalBackend
-from cloudtrain.console.runs import fit_columns, print_runs
+from cloudtrain.console.runs import print_runs
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.run_id import make_run_id, submitted_at
@@ -144,27 +144,6 @@ def test_columns_show_what_is_known(capsys: pytest.CaptureFixture[str]) -> None:
     assert one.split()[1:6] == ["FAILED", "2026-11-20", "12:00", "2h", "ml.g5.xlarge"]
     assert one.endswith("no such column")
     assert other.split() == [f"sagemaker:{run}", "SUCCEEDED"]
-
-
-def test_columns_fit_the_terminal() -> None:
-    header = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
-    row = (
-        "local:digits-261120-120000-1a2b3c",
-        "FAILED",
-        "2026-11-20 12:00",
-        "2h",
-        "",
-        "train/loss 0.25",
-        "r" * 40,
-    )
-    order = ("on", "took", "submitted (UTC)", "metric", "")
-    for width in (140, 100, 79, 70, 50, 41):
-        lines = fit_columns([header, row], width, order)
-        assert sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2 <= width
-    assert fit_columns([header, row], 140, order)[1][-1] == "r" * 40
-    assert fit_columns([header, row], 100, order)[1][-1].endswith("rr…")
-    assert fit_columns([header, row], 79, order)[0] == ("run", "state", "metric", "")
-    assert fit_columns([header, row], 50, order)[0] == ("run", "state")
 
 
 def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_path: Path) -> None:

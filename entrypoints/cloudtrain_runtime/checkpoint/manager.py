@@ -46,6 +46,9 @@ from cloudtrain_runtime.process.run_context import Context
 LEAVE_SECONDS = 100.0
 """How long a rank that has failed, or a script after a stop notice, waits for a save in progress."""
 
+_SHORT_SECONDS = 2.0
+"""How long such a rank waits before it says so."""
+
 
 @dataclass(frozen=True)
 class Resumed:
@@ -263,7 +266,7 @@ class CheckpointManager:
         The other ranks may not have noticed the failure: torchrun ends them after this rank has exited. If they have
         ended already, the save has failed, and this returns at once.
         """
-        if not self._saver.is_busy:
+        if not self._saver.is_busy or self.wait_for_save(_SHORT_SECONDS):
             return
         log_line(
             f"rank {self._context.rank} has failed; the save of step {self._saver.step_in_progress} is in progress:"

@@ -519,9 +519,7 @@ class Trainer:
         torch.save(weights, folder / "model.pt")
         (folder / "metrics.json").write_text(dump_json(metrics, indent=1) + "\n", encoding="utf-8")
         if analysis is not None:
-            log_line(
-                f"analysis of the {analysis.split} split, class by class: {analysis.write(folder)}"
-            )
+            analysis.write(folder)
             emit("analysis", **analysis.to_event())
 
     def _load_best(self) -> Improvement | None:

@@ -262,7 +262,7 @@ def _show_started(run: Run, followed: LogFilter | None, *, job: str | None, as_j
     """Print a run that was started, and follow it if a filter of its log lines is given. Return the exit code."""
     from cloudtrain.console import runs
 
-    runs.print_submitted(run, as_json=as_json)
+    runs.print_submitted(run, as_json=as_json, is_followed=followed is not None)
     if followed is not None:
         from cloudtrain.console.follow import follow
 

@@ -167,6 +167,7 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
     metavar="TIME",
     help="With --endpoints: report those without an invocation for so long.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show whole run ids, also on a terminal.")
 @json_option
 def list_(
     only: str | None,
@@ -178,6 +179,7 @@ def list_(
     limit: int,
     endpoints: bool,
     idle: int,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """List runs, newest first: this machine's, and the account's where settings are complete."""
@@ -203,7 +205,7 @@ def list_(
     if as_json:
         console.print_json({"runs": [status.to_json() for status in runs[:limit]]})
         return
-    print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS)
+    print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS, with_ids=verbose)
     if len(runs) > limit:
         given = [
             ("--name", name),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import EXIT_RUN_FAILED
@@ -48,6 +49,7 @@ def submit_again(
     job: str = "JOB",
     *,
     program: str = "cloudtrain",
+    name: Callable[[str], str] = str,
 ) -> str | None:
     """Return the command after a mistake in the job or its code has been fixed; None for any other end.
 
@@ -59,6 +61,7 @@ def submit_again(
         facts: The known values of its job.
         job: The job file and its options as typed.
         program: How the command line is called.
+        name: Returns the name of a run, from its id, as the command has it.
     """
     if cause.failure is None or not cause.failure.is_in_the_job:
         return None
@@ -66,4 +69,4 @@ def submit_again(
     continued = run_to_continue(status, facts)
     if continued is None:
         return command
-    return f"{command} --continue {continued}"
+    return f"{command} --continue {name(continued)}"

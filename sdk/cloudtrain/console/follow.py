@@ -18,30 +18,30 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import Backoff, OutagePolicy, OutageTolerance, poll
 from cloudtrain.console import column_lines, command_name, print_json, print_json_error
+from cloudtrain.console.closing import Ending, SeenEvents, closing_lines
 from cloudtrain.console.follow_screen import (
+    EventThinner,
     Screen,
-    StepThinner,
     ignore_interrupts,
     is_live,
     open_screen,
 )
 from cloudtrain.console.runs import (
     explanation_lines,
-    location_rows,
     next_command,
     print_detached,
     status_json,
     status_rows,
 )
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
-from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
+from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.runs.following import LEAST_POLL_SECONDS, shown_part
 from cloudtrain.runs.log_lines import ALL_LINES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from cloudtrain.failure_rules import Explanation, Facts
+    from cloudtrain.failure_rules import Facts
     from cloudtrain.runs.log_lines import LogFilter, LogLine
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import Status
@@ -82,32 +82,58 @@ def follow(
 
     wanted = ALL_LINES if only is None else only.from_now()
     monitor = RunMonitor(run, wanted, outages)
+    seen = SeenEvents()
     # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
     # `strip_unsafe_escapes` or `as_one_line`.
     out = Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
     try:
         with open_screen(out) as screen, monitor:
-            screen.is_silent = wanted == ALL_LINES
-            status = _show(
-                monitor, screen, StepThinner(_STEP_SECONDS if wanted.grep is None else 0.0)
-            )
+            screen.shows_all = wanted != ALL_LINES
+            screen.is_silent = not screen.shows_all
+            thinner = EventThinner(_STEP_SECONDS if wanted.grep is None else 0.0)
+            status = _show(monitor, screen, thinner, seen)
     except KeyboardInterrupt:
         ignore_interrupts()
         return _detach(run, monitor.status, as_json=as_json)
-    # The panel stays on the screen, so a summary below it repeats nothing of it.
-    rows = location_rows(status) if is_live(out) else status_rows(status)
-    cause, lines = _explain(run) if status.exit_code == EXIT_RUN_FAILED else (None, [])
-    is_resumable = status.exit_code != EXIT_DONE
-    next_line = next_command(status, job, cause, _facts(run) if is_resumable else None)
-    _print_lines(out, ["", *column_lines(rows), "", f"next: {next_line}"])
-    if lines:
-        _print_lines(out, ["", *lines])
+    ending = _ending(run, status, seen, job)
+    if is_live(out):
+        width = out.size.width
+        _print_lines(out, ["", *closing_lines(ending, width, now=time.time())])
+    else:
+        _print_lines(out, ["", *_ending_lines(ending)])
     if as_json:
         print_json(status_json(run, status))
     return status.exit_code or 0
 
 
-def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> Status:
+def _ending(run: Run, status: Status, seen: SeenEvents, job: str | None) -> Ending:
+    """Return how a followed run has ended. An unreadable log does not hide it."""
+    from cloudtrain.failure_rules import explain_run
+
+    facts = _facts(run)
+    cause = None
+    unexplained = ""
+    if status.exit_code == EXIT_RUN_FAILED:
+        try:
+            cause = explain_run(status, run.logs(), facts)
+        except CloudError as error:
+            unexplained = error.for_terminal()
+    return Ending(status, seen, cause, unexplained, facts, job)
+
+
+def _ending_lines(ending: Ending) -> list[str]:
+    """Return how a run has ended for a pipe: one fact per line, with its key."""
+    status = ending.status
+    lines = column_lines(status_rows(status))
+    if ending.cause is not None:
+        lines += ["", *explanation_lines(ending.cause, status.reference, with_state=False)]
+    elif ending.unexplained:
+        lines += ["", f"not explained: {ending.unexplained}"]
+    command = next_command(status, ending.job, ending.cause, ending.facts)
+    return [*lines, "", f"next: {command}"]
+
+
+def _show(monitor: RunMonitor, screen: Screen, thinner: EventThinner, seen: SeenEvents) -> Status:
     """Show the run until it has ended and its last lines have arrived; return its last status."""
     last_line_time = time.monotonic()
     has_warned = False
@@ -115,7 +141,11 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> Status:
         monitor.check()
         if lines := monitor.take_lines(POLL_LINES_SECONDS):
             last_line_time = time.monotonic()
+            for line in lines:
+                seen.add_line(line)
             screen.print([line for line in lines if thinner.wants(line)])
+        else:
+            screen.print_due()
         silent_seconds = time.monotonic() - last_line_time
         is_over = monitor.is_over(silent_seconds=silent_seconds)
         if is_over:
@@ -126,6 +156,7 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: StepThinner) -> Status:
         if monitor.status is not None:
             screen.show(monitor.status, monitor.status_time, monitor.cloud_error)
             if is_over:
+                screen.print_rest()
                 return monitor.status
         if monitor.is_waiting_for_lines and silent_seconds > _LATE_LINES_SECONDS and not has_warned:
             has_warned = True
@@ -149,17 +180,6 @@ def _print_lines(out: Console, lines: list[str]) -> None:
     """Print lines that are not wrapped, so that paths can be copied."""
     for line in lines:
         print(strip_unsafe_escapes(line), file=out.file)
-
-
-def _explain(run: Run) -> tuple[Explanation | None, list[str]]:
-    """Return why a followed run has failed, and its text. An unreadable log does not hide how the run ended."""
-    from cloudtrain.client.shortcuts import explain
-
-    try:
-        cause = explain(run)
-    except CloudError as error:
-        return None, [f"not explained: {error.for_terminal()}"]
-    return cause, explanation_lines(cause, run.reference)
 
 
 def _facts(run: Run) -> Facts:

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import print_message
+from cloudtrain.console.log_folding import LogFolder, ShownLine
 from cloudtrain.console.runs import HOST_COLOURS, format_log_line
 from cloudtrain.console.status_fields import (
     as_one_line,
-    describe_phases,
     progress_row,
     state_rows,
 )
 from cloudtrain.console.terminal import strip_unsafe_escapes, visible_part
+from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.status import State
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import parse_event
@@ -46,8 +47,13 @@ def open_screen(out: Console) -> Iterator[Screen]:
         return
     from rich.live import Live
 
+    # The last screen takes the panel's place.
     live = Live(
-        console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=sys.stderr.isatty()
+        console=out,
+        auto_refresh=False,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=sys.stderr.isatty(),
     )
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -72,21 +78,29 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-class StepThinner:
-    """A filter that passes one step line per interval (`seconds`) of the run's time, and every other line."""
+_FREQUENT = ("step", "checkpoint")
+
+
+class EventThinner:
+    """A filter that passes of steps and of checkpoints one line per interval of the run's time, and every other line.
+
+    Args:
+        seconds: The interval.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._last: float | None = None
+        self._last: dict[str, float] = {}
 
     def wants(self, line: LogLine) -> bool:
         """Return whether to show a line."""
         event = parse_event(line.text)
-        if event is None or event["event"] != "step" or event.get("time") is None:
+        if event is None or event["event"] not in _FREQUENT or event.get("time") is None:
             return True
-        if self._last is not None and 0 <= event["time"] - self._last < self._seconds:
+        last = self._last.get(event["event"])
+        if last is not None and 0 <= event["time"] - last < self._seconds:
             return False
-        self._last = event["time"]
+        self._last[event["event"]] = event["time"]
         return True
 
 
@@ -95,21 +109,41 @@ class Screen:
 
     Attributes:
         is_silent: Whether the run has printed nothing yet, as far as is known.
+        shows_all: Whether to show every line as it is, because the user has selected the lines.
     """
 
     def __init__(self, out: Console) -> None:
         self.is_silent = True
+        self.shows_all = False
         self._out = out
+        self._folder = LogFolder()
         self._shown: tuple[str, ...] = ()
         self._last_message_time = time.monotonic()
 
     def print(self, lines: Sequence[LogLine]) -> None:
-        """Print log lines."""
+        """Print log lines; equal ones of hosts and ranks are held back for a moment and become one."""
         self.is_silent &= not lines
+        self._print_shown([shown for line in lines for shown in self._fold(line)])
+
+    def print_due(self) -> None:
+        """Print the lines that were held back long enough."""
+        self._print_shown([*self._folder.due()])
+
+    def print_rest(self) -> None:
+        """Print the lines that are held back, because there will be no others."""
+        self._print_shown([*self._folder.end()])
+
+    def _fold(self, line: LogLine) -> Iterator[ShownLine]:
+        if not self.shows_all:
+            yield from self._folder.fold(line)
+        elif (text := format_log_line(line)) is not None:
+            yield ShownLine(line.host, text)
+
+    def _print_shown(self, lines: Sequence[ShownLine]) -> None:
         for line in lines:
-            if (text := format_log_line(line)) is not None:
-                print(strip_unsafe_escapes(f"{line.host}  {text}"), file=self._out.file)
-        self._out.file.flush()
+            print(strip_unsafe_escapes(f"{line.host}  {line.text}"), file=self._out.file)
+        if lines:
+            self._out.file.flush()
 
     def print_message(self, text: str) -> None:
         """Print a message."""
@@ -170,19 +204,22 @@ class _LiveScreen(Screen):
         self._colours: dict[str, str] = {}
         self._drawn_time = 0.0
 
-    def print(self, lines: Sequence[LogLine]) -> None:
+    def _fold(self, line: LogLine) -> Iterator[ShownLine]:
+        # The panel shows the newest checkpoint.
+        event = None if self.shows_all else parse_event(line.text)
+        if event is None or event["event"] != "checkpoint":
+            yield from super()._fold(line)
+
+    def _print_shown(self, lines: Sequence[ShownLine]) -> None:
         from rich.segment import Segment, Segments
         from rich.style import Style
 
-        self.is_silent &= not lines
         segments: list[Segment] = []
         for line in lines:
-            if (text := format_log_line(line)) is None:
-                continue
             next_colour = HOST_COLOURS[len(self._colours) % len(HOST_COLOURS)]
             colour = self._colours.setdefault(line.host, next_colour)
             segments.append(Segment(f"{line.host}  ", Style(color=colour)))
-            segments += line_segments(text, self._out)
+            segments += line_segments(line.text, self._out)
         if segments:
             self._out.print(Segments(segments), soft_wrap=True, end="")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.console import print_columns, print_message
 from cloudtrain.console.runs import fit_columns
 from cloudtrain.runs.shown_metrics import describe_metric
-from cloudtrain.runs.status import describe_unmatched
+from cloudtrain.runs.event_words import describe_unmatched
 
 if TYPE_CHECKING:
     from cloudtrain.runs.comparison import ComparedMetric, Comparison

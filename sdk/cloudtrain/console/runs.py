@@ -13,15 +13,12 @@ from cloudtrain.console import (
     coloured,
     column_lines,
     command_name,
-    print_columns,
     print_message,
 )
 from cloudtrain.console.status_fields import (
     alarm_rows,
     as_one_line,
     checkpoint_row,
-    describe_environment,
-    describe_phases,
     device_row,
     host_rows,
     limit_row,
@@ -32,25 +29,28 @@ from cloudtrain.console.status_fields import (
     step_row,
     warning_rows,
 )
-from cloudtrain.console.terminal import unfiltered, visible_part
+from cloudtrain.console.tables import Cell, Column, handle_of, print_table
+from cloudtrain.console.tables import Row as TableRow
+from cloudtrain.console.terminal import is_terminal, unfiltered, visible_part
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
+from cloudtrain.runs.event_words import word_line
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
 from cloudtrain.runs.main_metric import main_metric
+from cloudtrain.runs.phases import describe_phases, run_seconds
+from cloudtrain.runs.results import describe_result
 from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import (
-    HIGH_DATA_WAIT,
     State,
-    describe_fresh_start,
-    describe_lost_files,
     describe_progress,
     describe_state,
     shown_reason,
 )
-from cloudtrain.support.notebook.summary import Row, count
-from cloudtrain.support.units import format_duration
-from cloudtrain_runtime.contract.events import Event
+from cloudtrain.support.backend_facts import place_name
+from cloudtrain.support.notebook.summary import Row
+from cloudtrain.support.run_id import job_of
+from cloudtrain.support.shown_places import shown_place
+from cloudtrain.support.units import format_age, format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
-from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 if TYPE_CHECKING:
@@ -60,8 +60,14 @@ if TYPE_CHECKING:
     from cloudtrain.runs.status import Status
 
 
-def print_submitted(run: Run, *, as_json: bool) -> None:
-    """Print the run's id to standard output, unless that gets JSON, and the next commands to standard error."""
+def print_submitted(run: Run, *, as_json: bool, is_followed: bool = False) -> None:
+    """Print what was started and how to come back to it.
+
+    A pipe gets the run's id alone on standard output, unless that gets JSON, and the rest on standard error.
+    """
+    if is_terminal() and not as_json:
+        _show_submitted(run, is_followed=is_followed)
+        return
     if run.attached:
         print_message(
             f"{run.reference} is the same request and code, so nothing was started (to start another run: --new)"
@@ -73,6 +79,22 @@ def print_submitted(run: Run, *, as_json: bool) -> None:
         print_message(f"  {called} {verb} {run.reference}")
     if not as_json:
         print(run.id, flush=True)
+
+
+def _show_submitted(run: Run, *, is_followed: bool) -> None:
+    """Print on a terminal what was started and how to come back to it."""
+    called = command_name()
+    handle = handle_of(run.id)
+    shown = coloured(run.id.removesuffix(handle), "2") + coloured(handle, "1")
+    verb = "is running" if run.attached else "started"
+    print(f"{shown} {verb} {place_name(run.backend)}")
+    if run.attached:
+        print("  it has the same request and code, so nothing was started; for another run: --new")
+    if is_followed:
+        print(f"  Ctrl-C leaves it running; come back: {called} follow {handle}")
+        return
+    print(f"  follow  {called} follow {handle}")
+    print(f"  stop    {called} stop {handle}")
 
 
 def status_json(run: Run, status: Status) -> dict[str, Any]:
@@ -109,10 +131,7 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
-    for name, place in location_rows(status)[1:]:
-        # The row of the checkpoint, just above, has the label already.
-        label = "" if name == "checkpoint" else name
-        rows.append((label, place))
+    rows += location_rows(status)
     spent = spent_row(status, moment, status_time=moment)
     if spent is not None:
         rows.append(spent)
@@ -124,13 +143,19 @@ _STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
 
 
 def location_rows(status: Status) -> list[Row]:
-    """Return the run's reference and the locations of its checkpoint and outputs."""
+    """Return the locations of a run's checkpoint, which follows a row about it, and of its results."""
     checkpoint = status.progress.checkpoint
-    rows = [("run", status.reference)]
+    rows = []
     if checkpoint is not None:
-        rows.append(("checkpoint", checkpoint.uri))
-    rows += [(name, str(place)) for name, place in status.artifacts.items()]
-    return rows
+        rows.append(("", shown_place(checkpoint.uri)))
+    places = dict(status.artifacts)
+    # A folder says more than the archive of its files, and contains what has names of its own.
+    model = places.pop("model_folder", None)
+    if model is not None:
+        places["model"] = model
+    if "folder" in places:
+        places.pop("checkpoints", None)
+    return [*rows, *((name, shown_place(str(place))) for name, place in places.items())]
 
 
 def print_detached(run: Run, verb: str) -> int:
@@ -143,14 +168,14 @@ def print_detached(run: Run, verb: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def explanation_lines(found: Explanation, reference: str) -> list[str]:
-    """Return why a run has failed, and what to do, as lines."""
-    state = str(found.state)
-    if found.message:
-        state = f"{found.state}: {found.message}"
-    rows = [("state", state)]
+def explanation_lines(found: Explanation, reference: str, *, with_state: bool = True) -> list[str]:
+    """Return why a run has failed, and what to do, as lines; those below its status need not repeat the state."""
+    rows = []
+    if with_state:
+        state = f"{found.state}: {found.message}" if found.message else str(found.state)
+        rows.append(("state", state))
     if found.failure is not None:
-        rows.append(("why", found.failure.words))
+        rows.append(("cause", found.failure.words))
     if found.where:
         rows.append(("where", found.where))
     rows += [("" if index else "traceback", line) for index, line in enumerate(found.traceback)]
@@ -177,7 +202,12 @@ def _spans(ranks: Sequence[int]) -> str:
 
 
 def next_command(
-    status: Status, job: str | None, cause: Explanation | None = None, facts: Facts | None = None
+    status: Status,
+    job: str | None,
+    cause: Explanation | None = None,
+    facts: Facts | None = None,
+    *,
+    name: Callable[[str], str] = str,
 ) -> str:
     """Return the next command after a run has ended.
 
@@ -187,10 +217,11 @@ def next_command(
         cause: Why it has failed. What lies in the job or its code is fixed there and submitted: a resumed run has the
             old ones.
         facts: The known values of its job.
+        name: Returns the name of a run, from its reference or id, as the command has it.
     """
     facts = facts or {}
     if cause is not None:
-        again = submit_again(status, cause, facts, job or "JOB", program=command_name())
+        again = submit_again(status, cause, facts, job or "JOB", program=command_name(), name=name)
         if again is not None:
             is_installed = cause.failure is not None and cause.failure.is_installed
             place = None if is_installed else cause.place
@@ -199,183 +230,18 @@ def next_command(
         return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
     continued = run_to_continue(status, facts)
     if status.exit_code == 0 or continued is None:
-        return f"{command_name()} logs {status.reference}"
+        return f"{command_name()} logs {name(status.reference)}"
     if continued != status.run:
-        return begin_again(status.reference, continued, program=command_name())
-    return f"{command_name()} resume {status.reference}"
+        return begin_again(name(status.reference), continued, program=command_name())
+    return f"{command_name()} resume {name(status.reference)}"
 
 
 def format_log_line(line: LogLine) -> str | None:
-    """Return a log line with its event as text; None for an event that users need not see."""
-    from cloudtrain_runtime.contract import parse_event
-
-    event = parse_event(line.text)
-    if event is None:
-        return visible_part(line.text)
-    describe = _EVENTS.get(event["event"])
-    if describe is None:
-        return visible_part(line.text)
-    try:
-        return describe(event)
-    except (KeyError, TypeError, ValueError):
-        # Fields are missing: an event of another version, or of a script.
-        return visible_part(line.text)
+    """Return a log line with its event as a sentence; None for an event that users need not see."""
+    worded = word_line(line.text)
+    return None if worded is None else visible_part(worded)
 
 
-def _started(event: Event) -> str:
-    resumed = ""
-    if event.get("resumed_from"):
-        resumed = f", resumed from step {event['step']}"
-    # The number of steps of a stream is unknown.
-    steps = "" if event["total_steps"] is None else f", {count(event['total_steps'], 'step')}"
-    return (
-        f"training {event['parameters']:,} parameters on {count(event['world_size'], 'rank')} "
-        f"({event['device']}, {event['backend']}){steps}{resumed}"
-    )
-
-
-def _step(event: Event) -> str:
-    if "epoch" not in event:
-        return _step_of_script(event)
-    wait = event.get("data_wait") or 0
-    slow = ""
-    # The first step always waits for the loader's workers to start.
-    if event["step"] > 1 and wait > HIGH_DATA_WAIT:
-        slow = f"  {wait:.0%} of the step waits for data"
-    return (
-        f"step {event['step']:>6}  epoch {event['epoch']:>3}  loss {_number(event['loss'])}  "
-        f"{event['samples_per_second'] or 0:,.0f} samples/s{slow}"
-    )
-
-
-def _step_of_script(event: Event) -> str:
-    """Return a step that `report` or a pattern has found: its metrics have any names."""
-    total = f"/{event['total_steps']}" if event.get("total_steps") else ""
-    loss = {} if event.get("loss") is None else {"loss": event["loss"]}
-    values = {**loss, **(event.get("metrics") or {})}
-    words = [f"{name} {_number(value)}" for name, value in values.items()]
-    return "  ".join([f"step {event['step']}{total}", *words])
-
-
-def _evaluation(event: Event) -> str:
-    values = "  ".join(
-        f"{name} {_number(value)}" for name, value in event.items() if name not in EVALUATION_FIELDS
-    )
-    return f"{event['split']} after step {event['step']}: {values}"
-
-
-def _checkpoint(event: Event) -> str:
-    stall = event.get("stall_seconds")
-    waited = "" if stall is None else f", training waited {stall:.3f} s"
-    return f"checkpoint of step {event['step']}: {event['bytes'] / 1e6:.1f} MB in {event['seconds']:.2f} s{waited}"
-
-
-def _straggler(event: Event) -> str:
-    where = f"rank {event['rank']} on {event['host']}"
-    if event["is_over"]:
-        return f"{where} keeps up again"
-    return f"{where} is slow: {event['ratio']:.2f} x the median of all ranks, most of it in {event['part']}"
-
-
-def _bandwidth(event: Event) -> str:
-    rated = ""
-    if event.get("rated_gbps"):
-        rated = f", the network is rated {event['rated_gbps']:,.0f}"
-    return f"{event['world_size']} ranks exchange data at {event['gbps']:,.1f} Gbit/s{rated}"
-
-
-def _pipeline(event: Event) -> str:
-    stages = zip(event["links"], event["stage_seconds"], strict=True)
-    text = ", ".join(f"{modules} ({1e3 * seconds:.3g} ms)" for modules, seconds in stages)
-    return (
-        f"pipeline: modules by stage {text}; the slowest takes {event['imbalance']:.2f} x the mean"
-    )
-
-
-def _missed(event: Event) -> str | None:
-    if event.get("repeated"):
-        return None
-    alarm = f"ALARM, {event['missed']} in a row: " if event.get("alarm") else ""
-    detail = event.get("detail") or "unknown reason"
-    return f"{alarm}no checkpoint of step {event['step']}, {event['reason']}: {detail}; the run continues"
-
-
-def _failed(event: Event) -> str:
-    """Return the exit code; the message is printed on a line of its own."""
-    why = ", after another rank's failure" if event.get("secondary") else ""
-    return f"ends with exit code {event['exit_code']}{why}"
-
-
-def _ranks(event: Event) -> str:
-    words = []
-    # The ranks of a command record nothing.
-    if event["ranks"]:
-        words = [f"{event['joined']} of {event['ranks']} ranks have joined a process group"]
-    if event.get("unused"):
-        words.append("no data has moved in the group")
-    if not event["saved"]:
-        words.append("no new file in /opt/ml/checkpoints")
-    # The field is missing where nothing measures progress.
-    if event.get("progressed") is False:
-        words.append("no rank has reported progress")
-    return ", ".join(words)
-
-
-def _stopped(event: Event) -> str:
-    if "step" in event:
-        return f"stopped after step {event['step']}"
-    return f"ended by {event.get('signal', 'a signal')}"
-
-
-def _number(value: Any) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
-
-
-_EVENTS: dict[str, Callable[[Event], str | None]] = {
-    "environment": describe_environment,
-    "attempt": lambda event: None,  # noqa: ARG005 (the launcher prints restarts)
-    "started": _started,
-    "step": _step,
-    "evaluation": _evaluation,
-    "best": lambda event: (
-        f"best so far: {event['metric']} {_number(event['value'])}, at step {event['step']}"
-    ),
-    "skipped": lambda event: (
-        f"step {event['step']} skipped: its gradient is not finite; loss {_number(event['loss'])}"
-    ),
-    "checkpoint": _checkpoint,
-    "checkpoint_missed": _missed,
-    "checkpoint_damaged": lambda event: (
-        f"the checkpoint of step {event['step']} is damaged and set aside, at {event['uri']}: {event['detail']}"
-    ),
-    "straggler": _straggler,
-    "bandwidth": _bandwidth,
-    "pipeline": _pipeline,
-    "tracking": lambda event: (
-        event.get("detail") or f"logs to the MLflow run {event['mlflow_run']}"
-    ),
-    "profile": lambda event: (
-        f"profile of steps {event['first_step']} to {event['last_step']} of every rank: {event['uri']}"
-    ),
-    "failed": _failed,
-    "hang": lambda event: f"stacks of its ranks: {event['stacks']}",
-    "left": lambda event: None,  # noqa: ARG005 (only a failure of another host gives it a meaning)
-    "outputs": lambda event: describe_lost_files(event) if event["unkept_files"] else None,
-    "fresh_start": describe_fresh_start,
-    "patterns": lambda event: None,  # noqa: ARG005 (the status has a warning)
-    "ranks": _ranks,
-    "leaving": lambda event: None,  # noqa: ARG005 (the rank prints it, too)
-    "stopped": _stopped,
-    "finished": lambda event: (
-        f"finished {count(event['step'], 'step')} in {event['seconds']:.1f} s"
-    ),
-}
-
-
-_HEADER = ("run", "state", "submitted (UTC)", "took", "on", "metric", "")
-_LEFT_OUT_FIRST = ("on", "took", "submitted (UTC)", "metric", "")
-_LEAST_TEXT = 16
-_GAP = 2
 _COLOURS: Mapping[str, str] = {
     State.SUCCEEDED: "32",
     State.FAILED: "1;31",
@@ -386,13 +252,28 @@ _COLOURS: Mapping[str, str] = {
     State.RUNNING: "36",
     State.STARTING: "36",
 }
+_RUN_COLUMNS = (
+    Column("run", "ID"),
+    Column("job", drop=5, least=8, only="terminal"),
+    Column("where", drop=2, only="terminal"),
+    Column("state"),
+    Column("submitted (UTC)", "AGE", drop=3, is_dim=True),
+    Column("took", drop=4, is_dim=True),
+    Column("on", drop=1, is_dim=True),
+    Column("metric", only="pipe"),
+    Column("", only="pipe"),
+    Column("result", least=16, only="terminal"),
+)
 
 
-def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
-    """Print runs in columns; empty columns are left out. On a terminal, columns are left out and texts cut to fit."""
-    # Its import takes 5 ms.
-    import shutil
+def print_runs(runs: Sequence[Status], *, is_filtered: bool, with_ids: bool = False) -> None:
+    """Print runs in columns.
 
+    Args:
+        runs: The runs.
+        is_filtered: Whether the user has asked for some runs only.
+        with_ids: Show whole ids on a terminal, too.
+    """
     if not runs:
         if is_filtered:
             print("no run matches")
@@ -400,65 +281,45 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool) -> None:
             print("no runs here yet; start one with: cloudtrain submit JOB --local")
         return
     now = datetime.now(UTC)
-    rows = [_HEADER, *(_row(status, now) for status in runs)]
-    if sys.stdout.isatty():
-        rows = fit_columns(rows, shutil.get_terminal_size().columns, _LEFT_OUT_FIRST)
-    print_columns(rows, skip_empty=True, colours=_COLOURS)
+    several = len({status.backend for status in runs}) > 1
+    rows = [_row(status, now, with_ids=with_ids, with_place=several) for status in runs]
+    print_table(_RUN_COLUMNS, rows, colours=_COLOURS)
 
 
-def fit_columns(
-    rows: Sequence[Sequence[str]], width: int, left_out_first: Sequence[str]
-) -> list[tuple[str, ...]]:
-    """Return rows of cells without the columns for which a line of this width has no room.
-
-    A last column without a name is text, which is cut to the rest of the line.
-
-    Args:
-        rows: The rows; the first is the header.
-        width: Characters of a line.
-        left_out_first: The names of the columns that can be left out, in this order.
-    """
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    for name in left_out_first:
-        if _room(columns, width) >= (0 if columns[-1][0] else _LEAST_TEXT):
-            break
-        columns = [column for column in columns if column[0] != name]
-    if not columns[-1][0]:
-        room = _room(columns, width)
-        columns[-1] = tuple(
-            text if len(text) <= room else f"{text[: room - 1]}…" for text in columns[-1]
-        )
-    return list(zip(*columns, strict=True))
-
-
-def _room(columns: Sequence[Sequence[str]], width: int) -> int:
-    """Return the characters of a line that the columns leave for the last one, if that is text."""
-    fixed = [max(map(len, column)) for column in columns if column[0]]
-    return width - sum(fixed) - _GAP * (len(columns) - 1)
-
-
-def _row(status: Status, now: datetime) -> tuple[str, ...]:
-    submitted = ""
-    if status.created:
-        submitted = f"{status.created.astimezone(UTC):%Y-%m-%d %H:%M}"
+def _row(status: Status, now: datetime, *, with_ids: bool, with_place: bool) -> TableRow:
+    created = status.created
+    submitted = Cell("")
+    if created is not None:
+        age = format_age((now - created).total_seconds())
+        submitted = Cell(f"{created.astimezone(UTC):%Y-%m-%d %H:%M}", shown=age)
     metrics = status.progress.metrics
     name = main_metric(metrics)
     metric = ""
     if name is not None:
         metric = as_one_line(f"{name} {describe_metric(metrics[name])}")
-    words = [_summary(status)]
-    # A kept warm pool costs money after the run has ended.
-    if status.warm_pool is not None and status.warm_pool.is_available:
-        words.append("warm pool kept")
+    took = run_seconds(status, now.timestamp())
+    result = describe_result(status, now.timestamp())
+    handle = handle_of(status.run)
     return (
-        status.reference,
+        Cell(status.reference) if with_ids else Cell(status.reference, shown=handle, colour="1"),
+        job_of(status.run),
+        status.backend if with_place else "",
         str(status.state),
         submitted,
-        _duration(status, now),
+        "" if took is None else format_duration(took),
         _machines(status),
         metric,
-        as_one_line("; ".join(filter(None, words))),
+        _and_pool(status, _summary(status)),
+        _and_pool(status, result),
     )
+
+
+def _and_pool(status: Status, text: str) -> str:
+    """Return a text, and that a warm pool is kept, which costs money after the run has ended."""
+    words = [text]
+    if status.warm_pool is not None and status.warm_pool.is_available:
+        words.append("warm pool kept")
+    return as_one_line("; ".join(filter(None, words)))
 
 
 def _machines(status: Status) -> str:
@@ -467,17 +328,6 @@ def _machines(status: Status) -> str:
     if not status.instances:
         return status.instance_type
     return f"{status.instances} x {status.instance_type}"
-
-
-def _duration(status: Status, now: datetime) -> str:
-    """Return the run's duration so far: from its start, else from its submit."""
-    started = status.started or status.created
-    ended = status.ended
-    if ended is None and not status.state.is_final:
-        ended = now
-    if started is None or ended is None:
-        return ""
-    return format_duration((ended - started).total_seconds())
 
 
 def _summary(status: Status) -> str:

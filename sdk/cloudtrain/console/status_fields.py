@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name
 from cloudtrain.console.terminal import strip_escapes
 from cloudtrain.errors import EXIT_DONE
+from cloudtrain.runs.event_words import describe_devices
+from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.status import (
     YEAR_SECONDS,
@@ -22,16 +22,13 @@ from cloudtrain.runs.status import (
     describe_progress,
     shown_reason,
 )
+from cloudtrain.runs.step_parts import describe_seconds, step_parts
 from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration, format_size, format_usd
-from cloudtrain_runtime.contract.events import Event
-from cloudtrain_runtime.contract.metric_values import STEP_PARTS
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.status import Phase, Status
+    from cloudtrain.runs.status import Status
 
-_PHASES = 5
-_BREAKS = ("Interrupted", "Restarting")
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
 
@@ -93,15 +90,12 @@ def metrics_row(status: Status) -> Row | None:
 
 def step_row(status: Status) -> Row | None:
     """Return the duration of a step and the share of each part, or None while they are unknown."""
-    metrics = status.progress.metrics
-    parts = {part: metrics.get(f"train/{part}_seconds") for part in STEP_PARTS}
-    known = {part: seconds for part, seconds in parts.items() if seconds is not None}
-    total = sum(known.values())
-    if not total:
+    parts = step_parts(status.progress.metrics)
+    if not parts:
         return None
-    shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in known.items())
-    duration = f"{total:.3g} s" if total >= 1 else f"{total * 1e3:.3g} ms"
-    return "step", f"{duration}: {shares}"
+    total = sum(parts.values())
+    shares = ", ".join(f"{part} {seconds / total:.0%}" for part, seconds in parts.items())
+    return "step", f"{describe_seconds(total)}: {shares}"
 
 
 def device_row(status: Status) -> Row | None:
@@ -130,38 +124,6 @@ def host_rows(status: Status) -> list[Row]:
         f"{', '.join(hosts)}: {text}" if several else text for text, hosts in hosts_by_text.items()
     ]
     return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
-
-
-def describe_environment(event: Event) -> str:
-    """Return what a host has, by its event `environment`: devices, versions and sizes in rounded numbers."""
-    names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
-    sizes = [
-        f"{format_size(event[name])} {word}"
-        for name, word in names.items()
-        if event.get(name) is not None
-    ]
-    return ", ".join([describe_devices(event), *sizes])
-
-
-def describe_devices(event: Event) -> str:
-    """Return the devices and versions in an event `environment`, which hosts of one type share."""
-    gpus: Counter[str] = Counter(event.get("gpus", ()))
-    efa = event.get("efa", ())
-    packages = event.get("packages", {})
-    driver = event.get("driver")
-    parts = [f"{count} x {name}" for name, count in gpus.items()] or ["no GPU"]
-    if driver is not None:
-        compat = f" with {event['cuda_compat']}" if event.get("cuda_compat") else ""
-        parts.append(f"driver {driver}{compat}")
-    if event.get("cuda"):
-        parts.append(f"CUDA {event['cuda']}")
-    if efa:
-        parts.append(f"{len(efa)} EFA ({event.get('efa_provider') or 'no provider'})")
-    if "torch" in packages:
-        parts.append(f"torch {packages['torch']}")
-    if "python" in event:
-        parts.append(f"Python {event['python']}")
-    return ", ".join(parts)
 
 
 def warning_rows(status: Status) -> list[Row]:
@@ -241,44 +203,3 @@ def pool_rows(status: Status) -> list[Row]:
 def as_one_line(text: str) -> str:
     """Return text as one line without cursor movements and colours."""
     return strip_escapes(text).replace("\n", "")
-
-
-def describe_phases(status: Status, now: float) -> str:
-    """Return the stages of a run with how long each took: `Pending 2m10s -> Downloading 40s -> Training 3h12m`.
-
-    Of many stages, the first ones are summed up. Stages of zero seconds are left out, except those that have ended an
-    attempt. For a backend without stages the result is the run's duration.
-    """
-    if not status.phases:
-        if status.started is None:
-            return ""
-        ended = now if status.ended is None else status.ended.timestamp()
-        return f"for {format_duration(ended - status.started.timestamp())}"
-    spans = _merged(status.phases, now)
-    first = spans[:-_PHASES]
-    shown = spans[-_PHASES:]
-    words = []
-    if first:
-        summed = sum(seconds for _, seconds in first)
-        words.append(f"{format_duration(summed)} before")
-    words += [
-        f"{name} {format_duration(seconds)}" if _is_visible(seconds) else name
-        for name, seconds in shown
-    ]
-    return " -> ".join(words)
-
-
-def _merged(phases: Sequence[Phase], now: float) -> list[tuple[str, float]]:
-    """Return names and seconds of phases; consecutive phases of the same name are merged."""
-    spans = []
-    for phase in phases:
-        ended = now if phase.ended is None else phase.ended.timestamp()
-        seconds = ended - phase.started.timestamp()
-        if phase.ended is None or phase.name in _BREAKS or _is_visible(seconds):
-            spans.append((phase.name, seconds))
-    groups = itertools.groupby(spans, key=lambda span: span[0])
-    return [(name, sum(seconds for _, seconds in group)) for name, group in groups]
-
-
-def _is_visible(seconds: float) -> bool:
-    return round(seconds) > 0

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from cloudtrain.errors import UserError
+from cloudtrain.runs.event_words import describe_event
 from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.units import parse_duration
 from cloudtrain_runtime.contract import parse_event
@@ -35,6 +36,11 @@ class LogLine:
     time: float | None = None
     raw: bytes | None = None
     is_estimated: bool = False
+
+    def __str__(self) -> str:
+        """Return the host and the line, with an event as a sentence."""
+        event = parse_event(self.text)
+        return f"{self.host}  {self.text if event is None else describe_event(event)}"
 
     @property
     def received_time(self) -> float | None:

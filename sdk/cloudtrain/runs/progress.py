@@ -56,6 +56,8 @@ class Progress:
         hidden_failure: The error that the output ends with (see hidden_failure.py), or None; known at the end.
         marks: Times (seconds since the epoch) and steps of the last minutes, oldest first.
         fresh_start: Event of a trainer that has left out a checkpoint in its folder, or None.
+        prepared_at: When the first host was ready to start its ranks (seconds since the epoch), or None.
+        began_at: When a Task began to train for the first time (seconds since the epoch), or None.
     """
 
     last_step: int | None = None
@@ -89,6 +91,8 @@ class Progress:
     unread_metrics: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[tuple[float, int], ...] = ()
     fresh_start: Event | None = None
+    prepared_at: float | None = None
+    began_at: float | None = None
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time for the remaining steps at the rate of the last minutes; None if it is unknown.
@@ -158,6 +162,7 @@ def _fold_started(progress: Progress, event: Event) -> Progress:
         finished_at=None,
         slow_ranks={},
         marks=(),
+        began_at=event.get("time") if progress.began_at is None else progress.began_at,
     )
 
 
@@ -258,6 +263,14 @@ def _fold_attempt(progress: Progress, _: Event) -> Progress:
     )
 
 
+def _fold_environment(progress: Progress, event: Event) -> Progress:
+    prepared_at = progress.prepared_at
+    if prepared_at is None:
+        prepared_at = event.get("time")
+    known = {**progress.host_environments, event["host"]: event}
+    return replace(progress, host_environments=known, prepared_at=prepared_at)
+
+
 def _fold_stopped(progress: Progress, event: Event) -> Progress:
     # The ranks report the step, and each host the signal that has ended it.
     return replace(_fold_steps(progress, (event,)), stopped={**(progress.stopped or {}), **event})
@@ -285,9 +298,7 @@ _FOLDS: dict[str, Callable[[Progress, Event], Progress]] = {
     ),
     "stopped": _fold_stopped,
     "failed": lambda progress, event: replace(progress, failures=(*progress.failures, event)),
-    "environment": lambda progress, event: replace(
-        progress, host_environments={**progress.host_environments, event["host"]: event}
-    ),
+    "environment": _fold_environment,
     "outputs": lambda progress, event: replace(
         progress, host_files={**progress.host_files, event["host"]: event}
     ),

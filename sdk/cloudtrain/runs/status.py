@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,15 +18,20 @@ from cloudtrain.errors import (
     did_you_mean,
 )
 from cloudtrain.planning.warm_pool import WarmPool
+from cloudtrain.runs.event_words import (
+    HIGH_DATA_WAIT,
+    describe_fresh_start,
+    describe_lost_files,
+    describe_unmatched,
+)
 from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.shown_metrics import shown_metrics
 from cloudtrain.runs.unread_metrics import format_patterns
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
-from cloudtrain.support.units import format_duration, format_size, format_usd
+from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.redaction import redact
-from cloudtrain_runtime.contract.strict_json import dump_json
 
 
 class State(enum.StrEnum):
@@ -78,15 +82,10 @@ YEAR_SECONDS = 365 * 86400
 """Of an estimate above this only the size is shown: it is a first guess."""
 
 _MOST_NAMED = 4
-_PLAIN_NAME = re.compile(r"[A-Za-z_][\w./-]*")
-"""A name that YAML reads as it is."""
 
 UNSTORED = "not all results are stored"
 """Part of the reason of a run that has ended well without storing all of its results."""
 
-
-HIGH_DATA_WAIT = 0.2
-"""Share of a step that waits for data from which on the status has a warning."""
 
 _MISSED_REASONS = {
     "late": "the previous one is still being written",
@@ -513,19 +512,6 @@ def _file_warnings(reports: Iterable[Event]) -> list[str]:
     return found
 
 
-def describe_fresh_start(event: Event) -> str:
-    """Return a message about a trainer that begins at step 0 over a checkpoint, by its event `fresh_start`."""
-    return (
-        f"the trainer begins at step 0, although {event['checkpoint']} is there: pass {event['argument']} to its "
-        f"{event['method']}"
-    )
-
-
-def describe_unmatched(names: Iterable[str]) -> str:
-    """Return a message about metrics whose patterns have found no value in a run's output."""
-    return f"metrics: no line of rank 0's output had a value of {', '.join(names)}; compare the patterns with the log"
-
-
 def describe_falls(falls: int) -> str:
     """Return a message about steps of a script that have become smaller without a restart."""
     times = "once" if falls == 1 else f"{falls} times"
@@ -533,42 +519,6 @@ def describe_falls(falls: int) -> str:
         f"the step begins again: it fell {times} without a restart, and of two values at one step only the newer is "
         "kept. Report steps that count through all epochs, or add metrics.epoch, a pattern that finds the epoch"
     )
-
-
-def describe_lost_files(event: Event) -> str:
-    """Return a message about the files that a host loses, by its event `outputs`: the job created them."""
-    # The largest first; the path of a folder ends with a slash.
-    lost = event["unkept"]
-    named = ", ".join(map(_describe_lost, lost[:_MOST_NAMED]))
-    if len(lost) > _MOST_NAMED:
-        named += ", ..."
-    least = "" if event.get("is_complete", True) else "at least "
-    files = event["unkept_files"]
-    verb = "is" if files == 1 else "are"
-    size = format_size(event["unkept_bytes"])
-    return (
-        f"{least}{count(files, 'file')} ({size}) {verb} not kept: {named}. "
-        f"Only SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and a script's code.outputs are kept{_outputs_line(lost)}"
-    )
-
-
-def _outputs_line(lost: Iterable[Event]) -> str:
-    """Return the words that keep what is below the code folder, with `code: {outputs: [checkpoints/]}`; may be empty."""
-    names = [
-        str(each["path"]) for each in lost if not str(each["path"]).startswith(("/", "~", "../"))
-    ]
-    if not names:
-        return ""
-    quoted = [name if _PLAIN_NAME.fullmatch(name) else dump_json(name) for name in names]
-    return f", which these are with code: {{outputs: [{', '.join(quoted)}]}}"
-
-
-def _describe_lost(lost: Mapping[str, Any]) -> str:
-    size = format_size(lost["bytes"])
-    is_folder = lost["path"].endswith("/")
-    if is_folder and lost["files"] > 1:
-        return f"{lost['path']} ({count(lost['files'], 'file')}, {size})"
-    return f"{lost['path']} ({size})"
 
 
 def summarize_status(status: Status, now: float | None = None) -> Summary:

@@ -91,6 +91,14 @@ def facts_of(name: str) -> BackendFacts:
     return BACKENDS[name]
 
 
+def place_name(name: str) -> str:
+    """Return where the runs of a backend take place, as part of a sentence: `on this machine`."""
+    known = facts_of(name)
+    if known.is_simulated:
+        return "in the sandbox"
+    return "on this machine" if known.is_on_this_machine else "on SageMaker"
+
+
 def backends_without_account() -> tuple[str, ...]:
     """Return the backends whose runs are files of this machine, without an account."""
     return tuple(name for name, each in BACKENDS.items() if not each.uses_account)
