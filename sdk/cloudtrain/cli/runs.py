@@ -419,12 +419,9 @@ def rm(
         }
     total = f"{count(len(sizes), 'run')}, {format_size(sum(sizes.values()))}"
     if not as_json:
-        rows = [
-            (each.reference, str(each.state), format_size(sizes[each.reference]))
-            for each in found.runs
-        ]
-        rows += [(f"local:{run}", "kept", reason) for run, reason in found.kept.items()]
-        console.print_columns([("run", "state", "size"), *rows] if rows else [("no run matches",)])
+        from cloudtrain.console.removal import print_removal
+
+        print_removal(found, sizes)
     if sizes and not yes:
         confirm(
             f"Delete {total}?",

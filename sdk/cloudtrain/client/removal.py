@@ -21,6 +21,7 @@ from cloudtrain.runs.main_metric import is_higher_better, main_metric
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.runs.status import Status
 from cloudtrain.support.backend_facts import backends_without_account, facts_of
+from cloudtrain.support.units import format_number
 from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _best(
         known = {run: value for run, value in values.items() if value is not None}
         if known:
             best = (max if is_higher else min)(known, key=known.__getitem__)
-            found[best] = f"best {metric} of {job}: {known[best]:.4g}"
+            found[best] = f"best {metric} of {job}: {format_number(known[best])}"
     return found
 
 

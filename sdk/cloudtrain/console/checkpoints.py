@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import command_name, print_columns, print_message
+from cloudtrain.console import command_name, print_message
+from cloudtrain.console.tables import Cell, Column, handle_of, print_sentence, print_table
 from cloudtrain.support.notebook.summary import count
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.units import format_age, format_duration, format_size
 
 if TYPE_CHECKING:
     from cloudtrain.runs.checkpoints import CheckpointFolder, ExportedCheckpoint, SavedCheckpoint
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from cloudtrain.runs.file_transfer import CopiedFile
 
 
-_HEADER = ("step", "state", "age", "size", "ranks", "torch", "name", "run", "why")
+_COLUMNS = (
+    Column("step", is_number=True),
+    Column("state"),
+    Column("age", drop=4),
+    Column("size", is_number=True, drop=3),
+    Column("ranks", is_number=True, drop=2),
+    Column("torch", drop=1),
+    Column("name"),
+    Column("run", drop=5),
+    Column("why", least=20),
+)
+_COLOURS = {"complete": "32", "complete, best": "32", "damaged": "1;31", "unreadable": "33"}
 
 
 def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder) -> None:
@@ -26,7 +38,8 @@ def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder
         return
     print(found[0].uri.rpartition("/")[0])
     now = time.time()
-    print_columns([_HEADER, *(_row(each, now, own=folder.run) for each in found)], skip_empty=True)
+    rows = [_row(each, now, own=folder.run) for each in found]
+    print_table(_COLUMNS, rows, colours=_COLOURS)
 
 
 def print_verified(found: Sequence[SavedCheckpoint]) -> None:
@@ -62,19 +75,31 @@ def print_exported(done: ExportedCheckpoint) -> None:
         print_message(f"  to export everything: {command_name()} checkpoints export ... --to torch")
 
 
-def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str, ...]:
-    age = each.age_seconds(now)
+def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str | Cell, ...]:
+    seconds = each.age_seconds(now)
+    age = Cell("")
+    if seconds is not None:
+        age = Cell(format_duration(seconds), shown=format_age(seconds))
+    run = (each.run or "") if each.run != own else ""
     return (
         f"{each.step:,}",
         f"{each.state}, best" if each.best else each.state,
-        "" if age is None else format_duration(age),
+        age,
         format_size(each.bytes),
         "" if each.world_size is None else str(each.world_size),
         each.torch or "",
         each.name,
-        (each.run or "") if each.run != own else "",
+        Cell(run, shown=handle_of(run)),
         each.why,
     )
+
+
+_FILE_COLUMNS = (
+    Column("name", least=24),
+    Column("files", is_number=True, drop=1),
+    Column("size", is_number=True),
+    Column("state"),
+)
 
 
 def print_download(done: Download) -> None:
@@ -87,11 +112,11 @@ def print_download(done: Download) -> None:
         (name, str(len(files)), format_size(_bytes(files)), _state(files))
         for name, files in groups.items()
     ]
-    print_columns([("name", "files", "size", "state"), *rows])
+    print_table(_FILE_COLUMNS, rows)
     for name, why in done.left_out.items():
-        print_message(f"left out: {name} ({why})")
+        print_sentence(f"left out: {name} ({why})", print_message)
     for part, why in done.missing.items():
-        print_message(f"no {part}: {why}")
+        print_sentence(f"no {part}: {why}", print_message)
     by_size = [each for each in done.files if each.verified == "size"]
     if by_size:
         print_message(

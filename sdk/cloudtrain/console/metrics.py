@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console import print_columns, print_message
-from cloudtrain.console.runs import fit_columns
-from cloudtrain.runs.shown_metrics import describe_metric
+from cloudtrain.console import print_message
+from cloudtrain.console.tables import (
+    GAP,
+    Cell,
+    Column,
+    cell_count,
+    cut_text,
+    print_sentence,
+    print_table,
+    run_cell,
+    terminal_width,
+)
+from cloudtrain.console.terminal import is_terminal
 from cloudtrain.runs.event_words import describe_unmatched
+from cloudtrain.runs.shown_metrics import describe_metric
+from cloudtrain.support.notebook.summary import printable
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.comparison import ComparedMetric, Comparison
+    from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
     from cloudtrain.runs.history import MetricHistory
 
 
@@ -40,22 +50,30 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         )
         print_message("  its output: metrics: {loss: 'loss=([0-9.]+)'}")
         return
-    is_cut = sys.stdout.isatty() and not show_all
-    size = shutil.get_terminal_size()
+    is_cut = is_terminal() and not show_all
     shown: Sequence[Mapping[str, Any]] = rows
     if is_cut:
-        shown = thin_rows(rows, max(2, size.lines - _OTHER_LINES))
-    cells: Sequence[Sequence[str]] = _cells(names, shown)
-    if is_cut:
-        cells = fit_columns(cells, size.columns, names[:0:-1])
-    print_columns(cells)
+        # Its import takes 5 ms.
+        import shutil
+
+        shown = thin_rows(rows, max(2, shutil.get_terminal_size().lines - _OTHER_LINES))
+    # The last metrics go first; the first one stays.
+    drops = [len(names) - place if is_cut and place else 0 for place in range(len(names))]
+    columns = [
+        Column("step", is_number=True),
+        *(
+            Column(name, title=name, is_number=True, drop=drop)
+            for name, drop in zip(names, drops, strict=True)
+        ),
+    ]
+    left = print_table(columns, _cells(names, shown))
     notes = []
     if len(shown) < len(rows):
         notes.append(f"{len(shown):,} of {len(rows):,} steps")
-    if left := [name for name in names if name not in cells[0]]:
+    if left:
         notes.append(f"without {', '.join(left)}")
     if notes:
-        print_message(f"{', '.join(notes)}; all: --all")
+        print_sentence(f"{', '.join(notes)}; all: --all", print_message)
 
 
 def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
@@ -77,44 +95,101 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     return [rows[0], *(max(group, key=rarity) for group in groups), rows[-1]]
 
 
-def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    header = ["step", *names]
-    return [header, *([f"{row['step']:,}", *(_value(row, name) for name in names)] for row in rows)]
+def _cells(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[list[str | Cell]]:
+    return [[f"{row['step']:,}", *(_value(row, name) for name in names)] for row in rows]
 
 
-def _value(row: Mapping[str, Any], name: str) -> str:
+def _value(row: Mapping[str, Any], name: str) -> str | Cell:
     if name not in row:
         return ""
     if row[name] is None:
         return "not finite"
-    return f"{row[name]:.6g}"
+    return Cell(f"{row[name]:.6g}", shown=describe_metric(row[name]))
 
 
 _BEST = "32"
+_LONGEST_VALUE = 20
 
 
 def print_comparison(found: Comparison) -> None:
-    """Print a comparison; the best value of a metric is green and marked with `*`."""
-    header = ["", *(reference.partition(":")[2] for reference in found.runs)]
-    settings = [[each.path, *(_text(value) for value in each.values)] for each in found.settings]
-    metrics = [[each.metric, *_values(each)] for each in found.metrics]
-    best = {cell: _BEST for row in metrics for cell in row if cell.endswith("*")}
-    print_columns([header, *settings, *metrics], colours=best)
-    if not settings:
+    """Print a comparison; the best value of a metric is green and marked with `*`.
+
+    Each run is a column. On a terminal without room for all of them, each run is a row.
+    """
+    names = [each.path for each in found.settings] + [each.metric for each in found.metrics]
+    values = [_setting_cells(each) for each in found.settings]
+    values += [_metric_cells(each) for each in found.metrics]
+    width = terminal_width()
+    if width is None or _side_by_side(found.runs, names, values) <= width:
+        runs = [
+            Column(run.partition(":")[2], title=run_cell(run).shown, is_number=True)
+            for run in found.runs
+        ]
+        rows: list[list[str | Cell]] = [
+            [name, *cells] for name, cells in zip(names, values, strict=True)
+        ]
+        print_table([Column(""), *runs], rows)
+    else:
+        _print_runs_as_rows(found, names, values)
+    if not found.settings:
         print_message("no setting differs")
-    if metrics:
+    if found.metrics:
         print_message("metrics: the best value of the run; * is the best of all")
 
 
-def _values(metric: ComparedMetric) -> list[str]:
-    cells = ["" if value is None else describe_metric(value) for value in metric.best]
-    if metric.winner is not None:
-        cells[metric.winner] += "*"
+def _side_by_side(
+    runs: Sequence[str], names: Sequence[str], values: Sequence[Sequence[Cell]]
+) -> int:
+    """Return the cells of a line that has a column for each run."""
+    columns = zip(*values, strict=True)
+    widest = [max(cell_count(cell.shown or cell.text) for cell in column) for column in columns]
+    heads = [cell_count(run_cell(run).shown or "") for run in runs]
+    total = max(map(cell_count, names), default=0)
+    return total + sum(GAP + max(pair) for pair in zip(heads, widest, strict=False))
+
+
+def _print_runs_as_rows(
+    found: Comparison, names: Sequence[str], values: Sequence[Sequence[Cell]]
+) -> None:
+    """Print a row for each run; metrics come first, and what a line has no room for is named below."""
+    settings = len(found.settings)
+    order = [*range(settings, len(names)), *range(settings)]
+    columns = [
+        Column(names[index], title=_short(names[index]), is_number=True, drop=len(order) - place)
+        for place, index in enumerate(order)
+    ]
+    rows: list[list[str | Cell]] = [
+        [run_cell(run), *(values[index][place] for index in order)]
+        for place, run in enumerate(found.runs)
+    ]
+    left_out = print_table([Column("run", title="ID"), *columns], rows)
+    if left_out:
+        print_sentence(f"without {', '.join(left_out)}; all: --json", print_message)
+
+
+def _short(name: str) -> str:
+    """Return the last part of a setting's path; a metric has none."""
+    return name.rpartition(".")[2]
+
+
+def _setting_cells(setting: ComparedSetting) -> list[Cell]:
+    return [_setting_cell(value) for value in setting.values]
+
+
+def _setting_cell(value: Any) -> Cell:
+    text = "" if value is None else printable(str(value), _MOST_CHARACTERS)
+    shown = describe_metric(value) if isinstance(value, float) else cut_text(text, _LONGEST_VALUE)
+    return Cell(text, shown=shown)
+
+
+_MOST_CHARACTERS = 2000
+
+
+def _metric_cells(metric: ComparedMetric) -> list[Cell]:
+    texts = ["" if value is None else describe_metric(value) for value in metric.best]
+    if metric.winner is None:
+        return [Cell(text) for text in texts]
+    # The space keeps the digits of a column below each other.
+    cells = [Cell(text, shown=f"{text} ") for text in texts]
+    cells[metric.winner] = Cell(f"{texts[metric.winner]}*", colour=_BEST)
     return cells
-
-
-def _text(value: Any) -> str:
-    text = "" if value is None else str(value)
-    if len(text) <= 40:  # noqa: PLR2004 (a digest's beginning identifies it)
-        return text
-    return f"{text[:12]}…"

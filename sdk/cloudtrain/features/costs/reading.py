@@ -23,7 +23,7 @@ from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.runs.run_filter import RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
-from cloudtrain.support.backend_facts import BACKENDS, choose_backends
+from cloudtrain.support.backend_facts import BACKENDS, choose_backends, facts_of
 from cloudtrain.support.renamed import renamed_arguments
 
 if TYPE_CHECKING:
@@ -164,7 +164,16 @@ def _read_cost(backend: Backend, status: Status, by: str) -> RunCost | None:
         has_failed=has_failed,
         lost=lost,
         group=_group_of(run, by),
+        machine_seconds=_machine_seconds(status),
     )
+
+
+def _machine_seconds(status: Status) -> float:
+    """Return how long a run took that is not billed; 0 for others."""
+    if facts_of(status.backend).uses_account or status.started is None:
+        return 0.0
+    ended = status.ended or datetime.now(UTC)
+    return max(0.0, (ended - status.started).total_seconds())
 
 
 def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:

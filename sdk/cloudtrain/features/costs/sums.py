@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from cloudtrain.features.costs.cost_explorer import Billed
 from cloudtrain.runs.billing import Billing
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
-from cloudtrain.support.units import format_usd
+from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
 
 _HOUR = 3600
@@ -77,6 +78,7 @@ class RunCost:
         lost: Work that it lost.
         group: What costs are grouped by; empty if the run has no such value.
         endpoint: Name of the endpoint; empty for a run.
+        machine_seconds: How long a run with this machine's own Python took; 0 for others.
     """
 
     run: str
@@ -87,6 +89,17 @@ class RunCost:
     lost: LostWork = LostWork()
     group: str = ""
     endpoint: str = ""
+    machine_seconds: float = 0.0
+
+    @property
+    def backend(self) -> str:
+        """Name of its backend."""
+        return self.run.partition(":")[0]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is a run with this machine's own Python, which nobody bills."""
+        return not facts_of(self.backend).uses_account
 
     @property
     def is_serverless(self) -> bool:
@@ -238,6 +251,25 @@ class Costs:
     def _repr_html_(self) -> str:
         return _summarize(self).to_html()
 
+    def without_free_runs(self) -> Costs:
+        """Return the costs without the runs of this machine, which cost nothing."""
+        known = [each for each in (*self.runs, *self.endpoints) if not each.is_free]
+        return sum_costs(known, self.by)
+
+    def describe_free_runs(self) -> str:
+        """Return how many runs of this machine cost nothing, and how long they took; empty without one."""
+        free = [each for each in self.runs if each.is_free]
+        if not free:
+            return ""
+        took = format_duration(sum(each.machine_seconds for each in free))
+        return f"{count(len(free), 'local run')}, {took} on this machine: nothing was billed"
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether the sums are what the account would bill for the sandbox's runs."""
+        known = [each for each in (*self.runs, *self.endpoints) if not each.is_free]
+        return bool(known) and all(facts_of(each.backend).is_simulated for each in known)
+
     def to_json(self) -> dict[str, Any]:
         """Return the object that `costs --json` prints."""
         return {
@@ -348,6 +380,8 @@ def _summarize(costs: Costs) -> Summary:
     rows.append(("lost", f"{format_usd(total.interrupted_usd + total.failed_usd)}"))
     rows += [
         (group.name or "(none)", f"{format_usd(group.cost_usd)}, {count(group.runs, 'run')}")
-        for group in costs.groups
+        for group in costs.without_free_runs().groups
     ]
+    if free := costs.describe_free_runs():
+        rows.append(("this machine", free))
     return Summary(f"Costs of {count(total.runs, 'run')} by {costs.by}", rows)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from cloudtrain.console import print_columns, print_message, print_text
+from collections.abc import Sequence
+
+from cloudtrain.console import print_message, print_text
+from cloudtrain.console.tables import Cell, Column, print_sentence, print_table, run_cell
 from cloudtrain.runs.evaluations import Evaluation, Ranking
 from cloudtrain.runs.shown_metrics import describe_metric
 
@@ -19,7 +22,12 @@ def print_evaluation(found: Evaluation) -> None:
         for split, part in found.splits.items()
         for name, each in part.metrics.items()
     ]
-    print_columns([("metric", "value (95 % interval)", "samples"), *rows])
+    columns = (
+        Column("metric", least=24),
+        Column("value (95 % interval)"),
+        Column("samples", is_number=True),
+    )
+    print_table(columns, rows)
     for split, part in found.splits.items():
         pairs = (part.analyses.get("classification") or {}).get("most_confused") or []
         for pair in pairs[:_WORST]:
@@ -42,13 +50,25 @@ def print_ranking(ranking: Ranking) -> None:
     shown += [
         name for name in names if name != metric and (not split or name.startswith(f"{split}/"))
     ]
-    rows = []
+    rows: list[Sequence[str | Cell]] = []
     for place, each in enumerate(ranking.evaluations, 1):
         values = [str(each.metrics[name]) if name in each.metrics else "" for name in shown]
-        rows.append((str(place) if metric else "", each.evaluated, _weights_of(each), *values))
-    print_columns([("", "run", "step", *shown), *rows], skip_empty=False)
+        place_text = str(place) if metric else ""
+        rows.append((place_text, run_cell(each.evaluated), _weights_of(each), *values))
+    columns = [
+        Column("", is_number=True),
+        Column("run"),
+        Column("step", is_number=True),
+        *(
+            Column(name, title=name, drop=len(shown) - index if index else 0)
+            for index, name in enumerate(shown)
+        ),
+    ]
+    left_out = print_table(columns, rows)
+    if left_out:
+        print_sentence(f"without {', '.join(left_out)}; all: --json", print_message)
     for text in ranking.warnings:
-        print_message(f"warning: {text}")
+        print_sentence(f"warning: {text}", print_message)
 
 
 def _weights_of(found: Evaluation) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain import console
+from cloudtrain.console.tables import Cell, Column, print_fields, print_table
 from cloudtrain.support.backend_facts import backend_option, facts_of
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -23,7 +24,7 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
     rows += [("check", each) for each in found.checks]
     if found.answer:
         rows.append(("answer", found.answer[:200]))
-    console.print_columns(rows)
+    print_fields(rows)
     if not is_plan:
         where = backend_option(found.backend)
         console.print_message(
@@ -38,19 +39,7 @@ def print_deleted(deleted: Sequence[str]) -> None:
 
 def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
     """Print endpoints, one per line, and which of them are idle."""
-    for each in found:
-        if not facts_of(each.backend).is_billed:
-            price = "free"
-        elif each.usd_per_hour is None:
-            price = "price unknown"
-        else:
-            price = f"{format_usd(each.usd_per_hour)} per hour"
-        used = "use unknown"
-        if each.invocations is not None:
-            used = f"{each.invocations} invocations"
-        console.print_text(
-            f"{each.name}  {each.backend}  {each.status}  {each.capacity}  {price}  {used}"
-        )
+    print_table(_COLUMNS, [_row(each) for each in found], colours=_COLOURS)
     for each in found:
         if each.is_idle:
             where = backend_option(each.backend)
@@ -60,6 +49,30 @@ def print_endpoints(found: Sequence[Endpoint], idle_seconds: float) -> None:
             )
     if not found:
         console.print_message("there is no endpoint")
+
+
+def _row(each: Endpoint) -> tuple[str | Cell, ...]:
+    if not facts_of(each.backend).is_billed:
+        price = Cell("free")
+    elif each.usd_per_hour is None:
+        price = Cell("price unknown", shown="unknown")
+    else:
+        price = Cell(f"{format_usd(each.usd_per_hour)} per hour", shown=f"{each.usd_per_hour:,.2f}")
+    used = Cell("use unknown", shown="unknown")
+    if each.invocations is not None:
+        used = Cell(f"{each.invocations} invocations", shown=f"{each.invocations:,}")
+    return each.name, each.backend, str(each.status), each.capacity, price, used
+
+
+_COLUMNS = (
+    Column("endpoint", least=30),
+    Column("place", drop=1),
+    Column("state"),
+    Column("capacity", drop=2),
+    Column("price", title="USD/HOUR", is_number=True),
+    Column("use", title="REQUESTS", is_number=True, drop=3),
+)
+_COLOURS = {"InService": "32", "Failed": "1;31", "Creating": "36", "Updating": "36"}
 
 
 def _price(found: Deployment) -> str:

@@ -6,13 +6,28 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import column_lines, command_name, print_columns, print_json, print_message
-from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
+from cloudtrain.console import command_name, print_json, print_message
+from cloudtrain.console.tables import (
+    Cell,
+    Column,
+    handle_of,
+    print_fields,
+    print_sentence,
+    print_table,
+    table_lines,
+)
+from cloudtrain.console.terminal import is_terminal, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
-from cloudtrain.features.sweeps.results import SweepState, ranking_rows, status_rows
+from cloudtrain.features.sweeps.results import (
+    HEADER,
+    SweepState,
+    describe_value,
+    status_rows,
+    trial_cells,
+)
 from cloudtrain.support.backend_facts import backend_option
 from cloudtrain.support.notebook.summary import printable
-from cloudtrain.support.units import format_usd
+from cloudtrain.support.units import format_number, format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.features.sweeps.handle import Sweep
@@ -39,7 +54,7 @@ def print_sweep_plan(plan: SweepPlan) -> None:
         *(("space" if path == paths[0] else "", f"{path}: {plan.space[path]}") for path in paths),
         ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
         ("price", _price(plan)),
-        ("ceiling", _ceiling(plan)),
+        ("limit", _limit(plan)),
         (
             "planned",
             f"{plan.planned} jobs: every bound and choice, and samples; {plan.refused} samples refused",
@@ -47,14 +62,14 @@ def print_sweep_plan(plan: SweepPlan) -> None:
     ]
     if plan.lengths:
         rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
-    print_columns([(name, printable(value)) for name, value in rows])
+    print_fields([(name, printable(value)) for name, value in rows])
     print_plan_warnings(plan)
 
 
 def print_plan_warnings(plan: SweepPlan) -> None:
     """Print the warnings of a plan."""
     for text in plan.warnings:
-        print_message(f"warning: {text}")
+        print_sentence(f"warning: {text}", print_message)
 
 
 def print_started(sweep: Sweep, *, is_new: bool) -> None:
@@ -76,10 +91,16 @@ def print_changed_code(stored: StoredSweep, file: str) -> None:
 
 def print_sweep(status: SweepStatus) -> None:
     """Print the status of a sweep and the ranking of its trials."""
-    print_columns([(name, printable(value)) for name, value in status_rows(status)])
+    print_fields([(name, printable(value)) for name, value in status_rows(status)])
     if status.trials:
         print()
-        print_columns(_cells(status), skip_empty=True, colours=_COLOURS)
+        left_out = print_table(_columns(status), _rows(status), colours=_COLOURS)
+        if left_out:
+            print_sentence(
+                f"without {', '.join(left_out)}; all of a trial: "
+                f"{command_name()} sweep show {status.sweep} TRIAL",
+                print_message,
+            )
 
 
 def print_trial(sweep: str, trial: Trial) -> None:
@@ -88,17 +109,20 @@ def print_trial(sweep: str, trial: Trial) -> None:
         ("trial", f"{trial.number} of {sweep}"),
         ("state", f"{trial.state}{f': {trial.reason}' * bool(trial.reason)}"),
     ]
-    rows += [("objective", f"{trial.objective:.6g}")] if trial.objective is not None else []
+    if trial.objective is not None:
+        rows.append(("objective", format_number(trial.objective)))
+    describe = describe_value if is_terminal() else str
     rows += [
-        ("" if index else "values", f"{path}: {value}")
+        ("" if index else "values", f"{path}: {describe(value)}")
         for index, (path, value) in enumerate(trial.values.items())
     ]
     runs = [run for run in (*trial.earlier, trial.run) if run]
     rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
     rows += [("cost", f"{format_usd(trial.settled_usd)}")] if trial.settled_usd else []
-    print_columns([(name, printable(value)) for name, value in rows])
+    print_fields([(name, printable(value)) for name, value in rows])
     if runs:
-        print_message(f"next: {command_name()} status {runs[-1]}, {command_name()} logs {runs[-1]}")
+        run = handle_of(runs[-1]) if is_terminal() else runs[-1]
+        print_message(f"next: {command_name()} status {run}, {command_name()} logs {run}")
 
 
 def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
@@ -131,17 +155,80 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
         console=Console(file=unfiltered(sys.stdout)), auto_refresh=False, transient=True
     ) as live:
         for status in sweep.statuses(lambda text: live.console.print(Text(printable(text)))):
-            lines = [f"{name:<7} {printable(value)}" for name, value in status_rows(status)]
-            lines += ["", *column_lines(_cells(status))]
-            live.update(
-                Text(strip_unsafe_escapes("\n".join(lines)), no_wrap=True, overflow="ellipsis"),
-                refresh=True,
+            lines: list[str] = []
+            print_fields(
+                [(name, printable(value)) for name, value in status_rows(status)], lines.append
             )
+            width = live.console.width
+            lines += ["", *table_lines(_columns(status), _rows(status), width, colours=_COLOURS)]
+            shown = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
+            live.update(shown, refresh=True)
     return status
 
 
-def _cells(status: SweepStatus) -> list[tuple[str, ...]]:
-    return [tuple(map(printable, row)) for row in ranking_rows(status)]
+def _columns(status: SweepStatus) -> list[Column]:
+    """Return the columns of the ranking; a terminal has one for each searched field, of which the last go first."""
+    paths = _paths(status)
+    best, number, state, objective, cost, values, run = HEADER
+    fields = [
+        Column(
+            path,
+            title=path.rpartition(".")[2],
+            is_number=True,
+            only="terminal",
+            drop=len(paths) + 1 - place if place else 0,
+        )
+        for place, path in enumerate(paths)
+    ]
+    return [
+        Column(best),
+        Column(number, is_number=True),
+        Column(state),
+        Column(objective, title=status.metric.rpartition("/")[2], is_number=True),
+        Column(cost, title="USD", is_number=True, drop=1),
+        *fields,
+        Column("length", is_number=True, only="terminal", drop=len(paths) + 1),
+        Column(values, only="pipe"),
+        Column(run, title="RUN"),
+        Column("", least=_LEAST_REASON, only="terminal"),
+    ]
+
+
+_LEAST_REASON = 20
+
+
+def _paths(status: SweepStatus) -> list[str]:
+    return list(dict.fromkeys(path for trial in status.trials for path in trial.values))
+
+
+def _rows(status: SweepStatus) -> list[list[str | Cell]]:
+    """Return a row per trial, best first, with the cells of `_columns`."""
+    paths = _paths(status)
+    rows: list[list[str | Cell]] = []
+    for trial in status.ranking():
+        best, number, state, objective, cost, values, run = map(
+            printable, trial_cells(status, trial)
+        )
+        fields = [
+            printable(describe_value(trial.values[path])) if path in trial.values else ""
+            for path in paths
+        ]
+        length = "" if trial.length is None else f"{trial.length:,}"
+        rows.append(
+            [
+                best,
+                number,
+                state,
+                objective,
+                Cell(cost, shown=cost.replace("at most ", "<= ")),
+                *fields,
+                length,
+                values,
+                Cell(run, shown=handle_of(trial.run)),
+                printable(trial.reason),
+            ]
+        )
+    return rows
 
 
 def _price(plan: SweepPlan) -> str:
@@ -154,8 +241,8 @@ def _price(plan: SweepPlan) -> str:
     return f"{amount} USD at most per trial, with the reserve for a late stop"
 
 
-def _ceiling(plan: SweepPlan) -> str:
+def _limit(plan: SweepPlan) -> str:
     if plan.ceiling_usd is None:
-        return "none: give limits.cost"
+        return "none; to set one: limits.cost in the sweep's file"
     is_budget = plan.ceiling_usd == plan.budget_usd
-    return f"{format_usd(plan.ceiling_usd)}{', the budget' if is_budget else ''}"
+    return f"at most {format_usd(plan.ceiling_usd)}{', the budget' if is_budget else ''}"

@@ -12,7 +12,7 @@ from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
-from cloudtrain.support.units import format_usd
+from cloudtrain.support.units import format_number, format_usd
 
 _SHOWN_TRIALS = 5
 _BEST = ("number", "run", "objective", "values")
@@ -176,7 +176,7 @@ def status_rows(status: SweepStatus) -> Iterator[Row]:
     yield "budget", describe_budget(status)
     best = status.best
     if best is not None:
-        text = f"trial {best.number}, {status.metric} {best.objective:.6g}, {describe_values(best)}"
+        text = f"trial {best.number}, {status.metric} {format_number(best.objective or 0.0)}, {describe_values(best)}"
         evaluated = status.evaluated
         planned = status.planned_trials
         part = f" (best of {evaluated} of {planned} trials)" if evaluated < planned else ""
@@ -200,11 +200,6 @@ def describe_budget(status: SweepStatus) -> str:
     return f"{format_usd(budget.spent_usd)} spent{reserved}, {limit}"
 
 
-def ranking_rows(status: SweepStatus) -> list[tuple[str, ...]]:
-    """Return the header and one row of cells per trial, best first."""
-    return [HEADER, *(trial_cells(status, trial) for trial in status.ranking())]
-
-
 def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
     """Return the cells of a trial, in the order of `HEADER`."""
     best = status.best
@@ -215,7 +210,7 @@ def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
         "*" if best is not None and best.number == trial.number else "",
         str(trial.number),
         str(trial.state),
-        "" if trial.objective is None else f"{trial.objective:.6g}",
+        "" if trial.objective is None else format_number(trial.objective),
         "" if is_free or not cost else f"{bound}{cost:,.2f}",
         describe_values(trial),
         trial.run if not trial.reason else f"{trial.run} {trial.reason}".strip(),
@@ -224,18 +219,21 @@ def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
 
 def describe_values(trial: Trial) -> str:
     """Return the values of a trial in one line, by the last parts of their paths."""
-    values = (f"{path.rpartition('.')[2]}={_show(value)}" for path, value in trial.values.items())
+    values = (
+        f"{path.rpartition('.')[2]}={describe_value(value)}" for path, value in trial.values.items()
+    )
     length = () if trial.length is None else (f"length={trial.length}",)
     return " ".join((*values, *length))
 
 
 def describe_trial(trial: Trial) -> str:
     """Return one line about a trial."""
-    objective = "" if trial.objective is None else f", objective {trial.objective:.6g}"
+    objective = "" if trial.objective is None else f", objective {format_number(trial.objective)}"
     reason = f": {trial.reason}" if trial.reason else ""
     run = f", run {trial.run}" if trial.run else ""
     return f"trial {trial.number} {trial.state}{reason}{objective} ({describe_values(trial)}{run})"
 
 
-def _show(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def describe_value(value: object) -> str:
+    """Return the value of a searched field as text."""
+    return format_number(value) if isinstance(value, float) else str(value)

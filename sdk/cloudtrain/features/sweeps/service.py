@@ -20,6 +20,7 @@ from cloudtrain.features.sweeps.tuning_engine import TuningEngine
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of
+from cloudtrain.support.units import format_number
 
 
 def engine_of(
@@ -140,6 +141,8 @@ def find_best_trials() -> dict[str, BestTrial]:
             best = read_status(stored).best
             if best is not None:
                 metric = stored.sweep.spec.objective.metric
-                reason = f"best {metric} of the sweep {name}: {best.objective:.4g}"
+                reason = (
+                    f"best {metric} of the sweep {name}: {format_number(best.objective or 0.0)}"
+                )
                 found[name] = BestTrial(best.run, reason)
     return found
