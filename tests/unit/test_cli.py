@@ -11,7 +11,7 @@ from support.jobs import EXAMPLES, Cli
 
 import cloudtrain
 from cloudtrain import console
-from cloudtrain.cli import _COMMANDS
+from cloudtrain.cli import _COMMANDS, COMMAND_GROUPS
 from cloudtrain.cli.first_words import MEANT, hint_of_word
 from cloudtrain.errors import SpecError
 from cloudtrain.job.spec import JobSpec
@@ -51,6 +51,23 @@ def test_help_names_every_command(cli: Cli) -> None:
     ):
         assert f"  {name} " in done.out
         assert cli(name, "--help").code == 0
+
+
+def test_help_has_each_command_in_one_group_and_line(cli: Cli) -> None:
+    shown = cli("--help").out.splitlines()
+    assert all(len(line) <= 80 for line in shown)
+    assert sum(map(len, COMMAND_GROUPS.values())) == len(_COMMANDS)
+    for title, commands in COMMAND_GROUPS.items():
+        start = shown.index(f"{title}:") + 1
+        rows = shown[start : start + len(commands) + 1]
+        assert rows == [*(f"  {name:<11}  {text}" for name, (_, text) in commands.items()), ""]
+
+
+def test_help_ends_with_the_first_steps(cli: Cli) -> None:
+    title, *steps = cli("--help").out.splitlines()[-4:]
+    assert title == "First steps:"
+    names = [step.split()[:2] for step in steps]
+    assert names == [["cloudtrain", name] for name in ("init", "plan", "submit")]
 
 
 @pytest.mark.parametrize(

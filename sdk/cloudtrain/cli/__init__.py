@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Group
 from cloudtrain.cli.options import profile_option, trust_option
 from cloudtrain.cli.os_errors import describe_os_error, discard_output
 from cloudtrain.console.terminal import filtered_streams
@@ -28,58 +29,66 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _OBJECTS_BEFORE_COLLECTION = 50_000
-_COMMANDS = {
-    "init": ("features.setup.commands", "Write a new job from a template."),
-    "validate": ("cli.job", "Check a job file, offline."),
-    "plan": ("cli.job", "Show everything that a submit would send, offline."),
-    "files": ("cli.job", "List the files that are uploaded as code, and those that are excluded."),
-    "check": ("cli.job", "Check that the account can run the job; change nothing."),
-    "rehearse": (
-        "features.rehearsal.commands",
-        "Run a job here for a few steps, interrupt and resume it, and report what is proven.",
-    ),
-    "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),
-    "resume": ("cli.job", "Start a new run from a run's last checkpoint."),
-    "sweep": (
-        "features.sweeps.commands",
-        "Search a job's fields for the best value of a metric, within a budget.",
-    ),
-    "status": ("cli.runs", "Show a run's status."),
-    "logs": ("cli.runs", "Print a run's log."),
-    "metrics": ("cli.runs", "Print the history of a run's metrics."),
-    "follow": ("cli.runs", "Show a run's log and status until it ends."),
-    "checkpoints": ("cli.checkpoints", "List, verify and export a run's checkpoints."),
-    "download": ("cli.runs", "Copy a run's model, outputs and checkpoints into a folder."),
-    "explain": ("cli.runs", "Explain why a run has failed, and what to do."),
-    "list": ("cli.runs", "List runs, newest first."),
-    "evaluate": ("features.evaluation.commands", "Evaluate a run's weights, without training."),
-    "compare": ("cli.comparison", "Compare runs: settings that differ, and metrics."),
-    "costs": ("features.costs.commands", "Sum what runs and endpoints have cost."),
-    "dashboard": ("features.dashboard.commands", "Show runs in the browser, live."),
-    "report": ("features.dashboard.commands", "Write the page of runs into one HTML file."),
-    "serve": ("features.serving.commands", "Serve a run's model on this machine."),
-    "card": ("features.dashboard.commands", "Print the model card of a run."),
-    "deploy": ("features.serving.commands", "Create an endpoint for a run's model."),
-    "undeploy": ("features.serving.commands", "Delete an endpoint."),
-    "stop": ("cli.runs", "Stop a run."),
-    "rm": ("cli.runs", "Delete local runs."),
-    "sandbox": ("cli.sandbox", "Run a local AWS that executes training jobs."),
-    "configure": (
-        "features.setup.commands",
-        "Store the account's settings, and show their sources.",
-    ),
-    "doctor": ("features.setup.commands", "Check this machine, offline."),
-    "completion": (
-        "features.setup.completion",
-        "Print the script for completion in bash, zsh or fish.",
-    ),
-    "schema": ("cli.job", "Print the JSON Schema of job.yaml."),
-    "prices": ("features.costs.commands", "Show the prices of instances, and their age."),
+COMMAND_GROUPS = {
+    "Prepare a job": {
+        "init": ("features.setup.commands", "Write a new job from a template."),
+        "validate": ("cli.job", "Check a job file, offline."),
+        "plan": ("cli.job", "Show everything that a submit would send, offline."),
+        "files": ("cli.job", "List the files that are uploaded as code."),
+        "rehearse": ("features.rehearsal.commands", "Run, interrupt and resume a job here."),
+        "check": ("cli.job", "Check that the account can run the job; change nothing."),
+    },
+    "Start and stop": {
+        "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),
+        "resume": ("cli.job", "Start a new run from a run's last checkpoint."),
+        "sweep": ("features.sweeps.commands", "Search a job's fields for the best metric."),
+        "stop": ("cli.runs", "Stop a run."),
+    },
+    "Watch": {
+        "list": ("cli.runs", "List runs, newest first."),
+        "status": ("cli.runs", "Show a run's status."),
+        "follow": ("cli.runs", "Show a run's log and status until it ends."),
+        "logs": ("cli.runs", "Print a run's log."),
+        "metrics": ("cli.runs", "Print the history of a run's metrics."),
+        "explain": ("cli.runs", "Explain why a run has failed, and what to do."),
+        "dashboard": ("features.dashboard.commands", "Show runs in the browser, live."),
+    },
+    "Results": {
+        "compare": ("cli.comparison", "Compare runs: settings that differ, and metrics."),
+        "evaluate": ("features.evaluation.commands", "Evaluate a run's weights."),
+        "checkpoints": ("cli.checkpoints", "List, verify and export a run's checkpoints."),
+        "download": ("cli.runs", "Copy a run's model, outputs and checkpoints."),
+        "report": ("features.dashboard.commands", "Write the page of runs into one HTML file."),
+        "card": ("features.dashboard.commands", "Print the model card of a run."),
+        "rm": ("cli.runs", "Delete local runs."),
+    },
+    "Serve a model": {
+        "serve": ("features.serving.commands", "Serve a run's model on this machine."),
+        "deploy": ("features.serving.commands", "Create an endpoint for a run's model."),
+        "undeploy": ("features.serving.commands", "Delete an endpoint."),
+    },
+    "Account and costs": {
+        "configure": ("features.setup.commands", "Store the account's settings, or show them."),
+        "costs": ("features.costs.commands", "Sum what runs and endpoints have cost."),
+        "prices": ("features.costs.commands", "Show the prices of instances, and their age."),
+    },
+    "This machine": {
+        "doctor": ("features.setup.commands", "Check this machine, offline."),
+        "sandbox": ("cli.sandbox", "Run a local AWS that executes training jobs."),
+        "completion": ("features.setup.completion", "Print the completion of bash, zsh or fish."),
+        "schema": ("cli.job", "Print the JSON Schema of job.yaml."),
+    },
 }
+"""The commands in the groups of `--help`: the module and the help line of each, by its name."""
+
+_COMMANDS = {name: entry for group in COMMAND_GROUPS.values() for name, entry in group.items()}
+_NAME_WIDTH = max(map(len, _COMMANDS))
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     """A command group that imports a command's module when the command is called."""
+
+    examples_heading = "First steps"
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(_COMMANDS)
@@ -91,9 +100,17 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(module, "list_" if name == "list" else name)
         return command
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands, and after them the options."""
+        self.format_commands(ctx, formatter)
+        click.Command.format_options(self, ctx, formatter)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+        for title, commands in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                # Names are as wide in each group, so that all descriptions begin in one column.
+                rows = [(f"{name:<{_NAME_WIDTH}}", text) for name, (_, text) in commands.items()]
+                formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options that begin with a text, without an import of the commands."""
@@ -135,14 +152,23 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    examples={
+        "cloudtrain init my-job": "write a job that trains",
+        "cloudtrain plan my-job": "show what a submit would send",
+        "cloudtrain submit my-job --local --follow": "train here; no account is needed",
+    },
+)
 @click.version_option(package_name="cloudtrain", prog_name="cloudtrain")
 @profile_option
 @trust_option
 def cli() -> None:
-    """Plan, rehearse and submit multi-instance PyTorch training jobs to SageMaker from one job file.
+    """Train PyTorch jobs on many SageMaker instances, and first on this machine.
 
-    The request that `plan` shows is the one that runs locally, in the sandbox and on SageMaker.
+    One job file says everything. What `plan` shows runs unchanged in each place. For the options and examples of a
+    command: cloudtrain COMMAND -h
     """
     from cloudtrain.cli.variables import misspelt_variables
 

@@ -182,7 +182,7 @@ trust_option = click.option(
     is_flag=True,
     callback=lambda ctx, _, value: ctx.meta.update({_TRUST_KEY: True}) if value else None,
     expose_value=False,
-    help="Use the settings and the folder of local runs that came with a cloned repository; the consent is stored.",
+    help="Trust the settings and runs of a cloned repository.",
 )
 """Adds --trust, which agrees to the account settings of a file beside the job, and to a folder of local runs."""
 
