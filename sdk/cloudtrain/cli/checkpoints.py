@@ -9,13 +9,14 @@ from click.shell_completion import CompletionItem
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
+from cloudtrain.cli.examples import Group
 from cloudtrain.cli.options import json_option, read_run_argument, refuse_misspelt, run_argument
 from cloudtrain.errors import EXIT_RUN_FAILED
 
 _LIST = "list"
 
 
-class _DefaultListGroup(click.Group):
+class _DefaultListGroup(Group):
     """A command group in which `checkpoints RUN` means `checkpoints list RUN`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,21 +38,33 @@ class _DefaultListGroup(click.Group):
         return [*super().shell_complete(ctx, incomplete), *complete_runs(ctx, None, incomplete)]
 
 
-@click.group(cls=_DefaultListGroup, name="checkpoints", no_args_is_help=False)
+@click.group(
+    cls=_DefaultListGroup,
+    name="checkpoints",
+    no_args_is_help=False,
+    examples={
+        "cloudtrain checkpoints 71810a": "list them",
+        "cloudtrain checkpoints verify 71810a": "read and compare them",
+        "cloudtrain checkpoints export 71810a --to safetensors": "one file of weights",
+    },
+)
 def checkpoints() -> None:
     """List the checkpoints of a run, newest first; verify or export them.
 
     RUN is a run on this machine, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints; by default
     the newest local run, except for export.
 
-    \b
-    cloudtrain checkpoints [RUN] [--json]
-    cloudtrain checkpoints verify [RUN] [--step N] [--json]
-    cloudtrain checkpoints export RUN --to safetensors|torch [--step N] [-o PATH] [--part model|all] [--json]
-    """  # noqa: D301 (click's mark for lines that stay as they are)
+    Without a command: list.
+    """
 
 
-@checkpoints.command(name=_LIST)
+@checkpoints.command(
+    name=_LIST,
+    examples={
+        "cloudtrain checkpoints": "the newest local run",
+        "cloudtrain checkpoints list s3://team/checkpoints": "a folder in S3",
+    },
+)
 @read_run_argument
 @json_option
 def list_(run: str, as_json: bool) -> None:
@@ -68,7 +81,12 @@ def list_(run: str, as_json: bool) -> None:
     )
 
 
-@checkpoints.command()
+@checkpoints.command(
+    examples={
+        "cloudtrain checkpoints verify": "all of the newest local run",
+        "cloudtrain checkpoints verify 71810a --step 500": "one of them",
+    },
+)
 @read_run_argument
 @click.option(
     "--step",
@@ -94,7 +112,12 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     return EXIT_RUN_FAILED if is_bad else 0
 
 
-@checkpoints.command()
+@checkpoints.command(
+    examples={
+        "cloudtrain checkpoints export 71810a --to safetensors": "the newest",
+        "cloudtrain checkpoints export 71810a --to torch --step 500": "of step 500",
+    },
+)
 @run_argument
 @click.option(
     "--to",
@@ -107,21 +130,21 @@ def verify(run: str, step: int | None, as_json: bool) -> int:
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Step of the checkpoint; by default the newest complete one.",
+    help="Step of the checkpoint; the newest by default.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Target file; by default <run>-<step> in the working folder.",
+    help="The file; by default ./<run>-<step>.",
 )
 @click.option(
     "--part",
     type=click.Choice(["model", "all"]),
     default="model",
     show_default=True,
-    help="Only the weights, or also optimizer, schedule and random states.",
+    help="The weights, or the whole state.",
 )
 @json_option
 def export(

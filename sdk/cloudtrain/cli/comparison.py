@@ -5,10 +5,17 @@ from __future__ import annotations
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import json_option, runs_argument
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain compare 71810a 7bec7f": "two runs",
+        "cloudtrain compare 71810a 7bec7f --json": "for a script",
+    },
+)
 @runs_argument
 @json_option
 def compare(runs: tuple[str, ...], as_json: bool) -> None:

@@ -8,6 +8,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import (
     JobArguments,
     account_options,
@@ -35,11 +36,17 @@ if TYPE_CHECKING:
 _follow_option = click.option(
     "--follow/--detach",
     default=False,
-    help="Show the run until it ends, or return at once (default).",
+    help="Show the run until it ends, or return at once.",
 )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain validate": "the job.yaml of this folder",
+        "cloudtrain validate my-job --set train.epochs=5": "with another value",
+    },
+)
 @job_options
 @backend_options(
     "Check for a run on this machine instead of SageMaker.", "Check for a run in the sandbox."
@@ -61,7 +68,13 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain plan": "this folder's job.yaml",
+        "cloudtrain plan --instances 8 --set cluster.spot=true": "with other values",
+    },
+)
 @job_options
 @account_options
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
@@ -97,7 +110,13 @@ def plan(
         print_warnings(decided)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain files": "what would be uploaded, and its size",
+        "cloudtrain files my-job --all": "every file of long lists",
+    },
+)
 @job_options
 @click.option(
     "--all", "show_all", is_flag=True, help="List every file; by default, long lists are shortened."
@@ -116,7 +135,13 @@ def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
     return EXIT_USER if contents.refused else 0
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain check": "permissions, quotas, image and data",
+        "cloudtrain check my-job --profile team": "in the account of a profile",
+    },
+)
 @job_options
 @account_options
 @json_option
@@ -141,25 +166,32 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     return EXIT_CLOUD if is_unreachable or has_failed else 0
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain submit --local --follow": "train on this machine",
+        "cloudtrain submit my-job --instances 4": "train on SageMaker",
+        "cloudtrain submit --continue 71810a": "begin with a run's checkpoint",
+    },
+)
 @job_options
 @account_options
 @backend_options(
     "Run on this machine: no account, no Docker.",
-    "Submit to the local AWS; it is started when it does not run (see sandbox).",
+    "Run in the local AWS of this machine.",
 )
 @skip_check_option
 @new_option
 @click.option(
     "--wait-for-capacity",
     callback=parsed_by(parse_seconds),
-    metavar="DURATION",
-    help="Retry for this time, such as 6h, while there is no capacity or the quota is used up.",
+    metavar="TIME",
+    help="Retry for this time (6h) until there is capacity.",
 )
 @click.option(
     "--install",
     is_flag=True,
-    help="With --local: install code.requirements, in a cached environment.",
+    help="With --local: install code.requirements first.",
 )
 @cuda_on_cpu_option
 @click.option(
@@ -167,7 +199,7 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     "continued",
     metavar="RUN",
     shell_complete=complete_runs,
-    help="Begin with the newest checkpoint of this run, which had other code or another job. resume starts the old ones.",
+    help="Begin with the newest checkpoint of this run.",
 )
 @_follow_option
 @json_option
@@ -211,13 +243,19 @@ def submit(
     return _show_started(run, only if follow else None, job=job.words(), as_json=as_json)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain resume 71810a --follow": "from its newest checkpoint",
+        "cloudtrain resume 71810a --from 500 --instances 4": "from step 500",
+    },
+)
 @run_argument
 @click.option(
     "--instances",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Number of instances; by default that of the run.",
+    help="Number of instances; as the run's by default.",
 )
 @set_option("Change one field of the run's job.")
 @click.option(
@@ -225,7 +263,7 @@ def submit(
     "from_step",
     type=click.IntRange(min=0),
     metavar="STEP",
-    help="Resume from the checkpoint of this step; by default the newest complete one (see checkpoints).",
+    help="Resume from this checkpoint; by default the newest.",
 )
 @trust_option
 @skip_check_option
@@ -272,7 +310,13 @@ def _show_started(run: Run, followed: LogFilter | None, *, job: str | None, as_j
     return 0
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain schema > job.schema.json": "for an editor",
+        "cloudtrain schema --reference": "every field, explained",
+    },
+)
 @click.option(
     "--reference", is_flag=True, help="Print the reference page (Markdown) of job.yaml instead."
 )

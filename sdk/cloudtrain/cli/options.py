@@ -147,7 +147,7 @@ job_options = option_group(
     click.option(
         "--instances", type=click.IntRange(min=1), metavar="N", help="Number of instances."
     ),
-    set_option("Replace one field of the job, such as cluster.spot=true. May be repeated."),
+    set_option("Replace a field: cluster.spot=true. Repeatable."),
 )
 """Adds the JOB argument, --instances and --set; the command gets `JobArguments` as `job`.
 
@@ -188,17 +188,17 @@ trust_option = click.option(
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON object.")
 skip_check_option = click.option(
-    "--skip-check", is_flag=True, help="Start without checking the account first (see check)."
+    "--skip-check", is_flag=True, help="Start without checking the account first."
 )
 new_option = click.option(
     "--new",
     is_flag=True,
-    help="Start another run even if one of the same request and code is live.",
+    help="Start even if the same request and code is live.",
 )
 cuda_on_cpu_option = click.option(
     "--cuda-on-cpu",
     is_flag=True,
-    help="With --local, on a machine without GPUs: a stand-in for CUDA and NCCL.",
+    help="With --local: a stand-in for CUDA without a GPU.",
 )
 run_argument = click.argument("run", metavar="RUN", shell_complete=complete_runs)
 read_run_argument = click.argument(
@@ -372,13 +372,13 @@ log_options = option_group(
         "--since",
         callback=parsed_by(_parse_since),
         metavar="WHEN",
-        help="Only lines since then: 10m (ago) or 2026-11-20T10:00 (UTC).",
+        help="Only lines since 10m (ago) or 2026-11-20T10:00.",
     ),
     click.option(
         "--rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Only lines of this rank, where the rank is known.",
+        help="Only lines of this rank.",
     ),
 )
 """Adds the options that filter log lines; the command gets one `LogFilter` as `only`."""

@@ -11,6 +11,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.completion import complete_runs
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import (
     confirm,
     is_trusting,
@@ -42,7 +43,13 @@ from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_size
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain status": "the newest local run",
+        "cloudtrain status 71810a --json": "a run by the end of its id, for a script",
+    },
+)
 @read_run_argument
 @json_option
 def status(run: str, as_json: bool) -> None:
@@ -58,7 +65,13 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain explain": "the newest local run",
+        "cloudtrain explain 71810a": "a run by the end of its id",
+    },
+)
 @read_run_argument
 @json_option
 def explain(run: str, as_json: bool) -> None:
@@ -73,7 +86,13 @@ def explain(run: str, as_json: bool) -> None:
     )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain logs -f": "the newest local run, until it ends",
+        "cloudtrain logs 71810a --tail 50 --rank 0": "the last lines of rank 0",
+    },
+)
 @read_run_argument
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 @click.option(
@@ -111,7 +130,13 @@ def logs(
     return print_logs(handle, lines, follow=follow, raw=raw, only=only)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain follow": "the newest local run",
+        "cloudtrain follow 71810a --host algo-2": "the lines of one host",
+    },
+)
 @read_run_argument
 @log_options
 @json_option
@@ -123,7 +148,14 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
     return show(get_run(run), only=only, as_json=as_json)
 
 
-@click.command(name="list")
+@click.command(
+    cls=Command,
+    name="list",
+    examples={
+        "cloudtrain list --state failed --since 2d": "failures of two days",
+        "cloudtrain list --local --name digits": "on this machine, by name",
+    },
+)
 @click.option("--local", "only", flag_value=MACHINE_BACKEND, help="Only this machine's runs.")
 @click.option("--sagemaker", "only", flag_value=DEFAULT_BACKEND, help="Only the account's runs.")
 @click.option("--name", default="", metavar="TEXT", help="Only runs whose id contains this text.")
@@ -144,7 +176,7 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 @click.option(
     "--since",
     metavar="TIME",
-    help="Submitted since: 2d (ago), 2026-11-01 or 2026-11-01T10:15 (UTC).",
+    help="Submitted since: 2d (ago) or 2026-11-01T10:15 (UTC).",
 )
 @click.option("--until", metavar="TIME", help="Submitted until; a date includes the whole day.")
 @click.option(
@@ -165,7 +197,7 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
     default="1d",
     show_default=True,
     metavar="TIME",
-    help="With --endpoints: report those without an invocation for so long.",
+    help="With --endpoints: report those unused so long.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Show whole run ids, also on a terminal.")
 @json_option
@@ -244,7 +276,13 @@ def _tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain stop 71810a": "wait for its checkpoint and its end",
+        "cloudtrain stop 71810a --no-wait": "return at once",
+    },
+)
 @run_argument
 @click.option(
     "--wait/--no-wait", default=True, help="Wait until every process has ended (default)."
@@ -252,11 +290,9 @@ def _tag(text: str) -> tuple[str, str]:
 @click.option(
     "--pool",
     is_flag=True,
-    help="Also end its warm pool: the cluster that cluster.keep_alive keeps for the next job.",
+    help="Also end its warm pool (cluster.keep_alive).",
 )
-@click.option(
-    "--yes", is_flag=True, help="Do not ask when a short name means a run that costs money."
-)
+@click.option("--yes", is_flag=True, help="Do not ask when a short name means a billed run.")
 @json_option
 def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     """Stop a run. A Task saves a checkpoint first; processes that outlive the grace period are killed."""
@@ -300,7 +336,13 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
     _print_status(found, as_json=as_json)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain metrics": "the newest local run",
+        "cloudtrain metrics 71810a validation/loss --all": "every value of one",
+    },
+)
 @read_run_argument
 @click.argument("names", nargs=-1, metavar="[METRIC]...")
 @click.option("--all", "show_all", is_flag=True, help="Print every step and every metric.")
@@ -331,13 +373,19 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     return 0
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain download 71810a": "everything, into ./<run>",
+        "cloudtrain download 71810a --what model --to model": "only its model",
+    },
+)
 @run_argument
 @click.option(
     "--what",
     multiple=True,
     type=click.Choice(["model", "outputs", "checkpoints"]),
-    help="Only this part; may be repeated. By default all parts that exist.",
+    help="Only this part. Repeatable.",
 )
 @click.option(
     "--to", type=click.Path(path_type=Path), metavar="DIR", help="The folder; by default ./<run>."
@@ -346,10 +394,10 @@ def metrics(run: str, names: tuple[str, ...], show_all: bool, as_json: bool) -> 
     "--step",
     callback=parsed_by(parse_step("best", "last")),
     metavar="N|best|last",
-    help="Only this checkpoint; by default all complete ones.",
+    help="Only this checkpoint; all by default.",
 )
 @click.option("--unpack", is_flag=True, help="Unpack model.tar.gz and output.tar.gz, too.")
-@click.option("--force", is_flag=True, help="Replace files of the folder that have other content.")
+@click.option("--force", is_flag=True, help="Replace files that have other content.")
 @json_option
 def download(
     run: str,
@@ -375,7 +423,13 @@ def download(
     console.print_answer(done.to_json, lambda: print_download(done), as_json=as_json)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain rm 71810a": "one run; asks first",
+        "cloudtrain rm --older-than 30d --keep-best": "old runs, but not the best",
+    },
+)
 @click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete_runs)
 @click.option(
     "--older-than",
@@ -383,9 +437,7 @@ def download(
     metavar="AGE",
     help="All local runs that ended before: 30d.",
 )
-@click.option(
-    "--keep-best", is_flag=True, help="With --older-than: keep the best run of each job and sweep."
-)
+@click.option("--keep-best", is_flag=True, help="Keep the best run of each job and sweep.")
 @click.option("--yes", is_flag=True, help="Delete without a question.")
 @json_option
 def rm(

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import json_option
 
 
-class _WithoutArguments(click.Command):
+class _WithoutArguments(Command):
     """A command without arguments, which names the nearest option for a word."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -23,38 +24,49 @@ class _WithoutArguments(click.Command):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_WithoutArguments)
+@click.command(
+    cls=_WithoutArguments,
+    examples={
+        "cloudtrain sandbox": "until Ctrl-C",
+        "cloudtrain sandbox --stop": "stop the one of this folder",
+    },
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=0,
-    help="Port on loopback (default: a free one).",
+    metavar="N",
+    help="Port; a free one by default.",
 )
 @click.option(
     "--home",
     type=click.Path(path_type=Path),
-    help="Folder of its state (default: `sandbox` in the folder of runs).",
+    metavar="DIR",
+    help="Folder of its state, by default beside the runs.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
     default=2,
     show_default=True,
-    help="Maximum number of ranks per instance.",
+    metavar="N",
+    help="Most ranks per instance.",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
     default=120,
     show_default=True,
-    help="Seconds between SIGTERM and SIGKILL.",
+    metavar="SECONDS",
+    help="Time from SIGTERM to SIGKILL.",
 )
 @click.option(
-    "--faults", type=click.Path(path_type=Path), help="YAML file that lists the faults to inject."
+    "--faults",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML file with the faults to inject.",
 )
-@click.option(
-    "--stop", is_flag=True, help="Stop the sandbox of this folder and every process it has started."
-)
+@click.option("--stop", is_flag=True, help="Stop the sandbox and its processes.")
 @json_option
 def sandbox(
     port: int,

@@ -8,12 +8,19 @@ from datetime import UTC, datetime
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import json_option, read_moment
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, SIMULATED_BACKEND
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain costs --by user --since 7d": "of a week, by user",
+        "cloudtrain costs --by tag:team --csv > costs.csv": "by a tag, as a table",
+    },
+)
 @click.option(
     "--since",
     default="30d",
@@ -77,12 +84,18 @@ def costs(
     console.print_answer(found.to_json, lambda: print_costs(found), as_json=as_json)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain prices --region eu-west-1": "another region",
+        "cloudtrain prices --refresh": "fetch them from AWS first",
+    },
+)
 @click.option("--region", metavar="NAME", help="AWS region (CLOUDTRAIN_REGION).")
 @click.option(
     "--refresh",
     is_flag=True,
-    help="Fetch the region's prices from AWS first (pricing:GetProducts).",
+    help="Fetch the prices from AWS (pricing:GetProducts).",
 )
 @json_option
 def prices(region: str | None, refresh: bool, as_json: bool) -> None:

@@ -7,11 +7,18 @@ from pathlib import Path
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import json_option, read_run_argument, runs_argument
 from cloudtrain.errors import UserError
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain dashboard --open": "open it in the browser",
+        "cloudtrain dashboard --port 8787": "at a fixed port, for an SSH tunnel",
+    },
+)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -53,7 +60,13 @@ def dashboard(
         server.serve()
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain report 71810a": "write <run>.html",
+        "cloudtrain report 71810a 7bec7f -o runs.html": "two runs on one page",
+    },
+)
 @runs_argument
 @click.option(
     "-o",
@@ -62,9 +75,7 @@ def dashboard(
     metavar="FILE",
     help="Default: <run>.html.",
 )
-@click.option(
-    "--watch", is_flag=True, help="Write it again while a run is active, until all have ended."
-)
+@click.option("--watch", is_flag=True, help="Write it again until all runs have ended.")
 @json_option
 def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: bool) -> None:
     """Write the page of runs, with curves, plan, failure and log, into one HTML file that needs no server."""
@@ -85,7 +96,13 @@ def report(runs: tuple[str, ...], output: Path | None, watch: bool, as_json: boo
     )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain card": "of the newest local run",
+        "cloudtrain card 71810a -o MODEL.md": "into a file",
+    },
+)
 @read_run_argument
 @click.option(
     "-o",

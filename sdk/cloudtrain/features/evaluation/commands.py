@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import json_option, runs_argument, set_option, skip_check_option
 from cloudtrain.support.backend_facts import MACHINE_BACKEND, SIMULATED_BACKEND
 
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
     from cloudtrain.runs.run import Run
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain evaluate 71810a --split test": "its final weights",
+        "cloudtrain evaluate 71810a 7bec7f --data s3://team/new": "rank two on new data",
+    },
+)
 @runs_argument
 @click.option(
     "--data",
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
     "--base",
     "with_base",
     is_flag=True,
-    help="Also the weights that each run started with; rank both.",
+    help="Also the weights that a run started with.",
 )
 @click.option("--local", "backend", flag_value=MACHINE_BACKEND, help="Evaluate on this machine.")
 @click.option(
@@ -55,7 +62,7 @@ if TYPE_CHECKING:
     "--wait/--no-wait",
     "wait",
     default=True,
-    help="Wait for the results (default), or return at once.",
+    help="Wait (default), or return at once.",
 )
 @json_option
 def evaluate(

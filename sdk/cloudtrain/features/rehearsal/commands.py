@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import (
     JobArguments,
     account_options,
@@ -25,7 +26,13 @@ def _check_sample(text: str) -> str:
     return text
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain rehearse": "the job.yaml of this folder",
+        "cloudtrain rehearse my-job --minutes 3 --keep": "shorter; keep its runs",
+    },
+)
 @job_options
 @account_options
 @click.option(
@@ -33,16 +40,14 @@ def _check_sample(text: str) -> str:
     type=click.FloatRange(min=0.1),
     default=10.0,
     show_default=True,
-    help="Longest time in minutes, from the first step on. Until then: as long again, at least 5 minutes.",
+    help="Longest time from the first step on.",
 )
-@click.option(
-    "--sandbox", is_flag=True, help="Run in the sandbox, with all states of a training job."
-)
+@click.option("--sandbox", is_flag=True, help="Run in the sandbox, as a training job.")
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Interrupt runs at the steps of this seed.",
+    help="Seed of the steps that are interrupted.",
 )
 @click.option(
     "--sample",
@@ -50,19 +55,15 @@ def _check_sample(text: str) -> str:
     show_default=True,
     callback=parsed_by(_check_sample),
     metavar="SIZE",
-    help="How much of each channel in S3 is read: a number of objects, or a size such as 200MB.",
+    help="Objects read of each S3 channel, or 200MB.",
 )
-@click.option(
-    "--cuda-on-cpu", is_flag=True, help="On a machine without GPUs: a stand-in for CUDA and NCCL."
-)
+@click.option("--cuda-on-cpu", is_flag=True, help="Without a GPU: a stand-in for CUDA and NCCL.")
 @click.option(
     "--keep",
     is_flag=True,
-    help="Keep the rehearsed runs; by default only those of a failed rehearsal.",
+    help="Keep the runs, also those of a success.",
 )
-@click.option(
-    "--save", is_flag=True, help="Write the receipt beside the job file, too: rehearsal.json."
-)
+@click.option("--save", is_flag=True, help="Also write rehearsal.json beside the job.")
 @json_option
 def rehearse(
     job: JobArguments,

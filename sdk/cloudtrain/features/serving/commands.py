@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import (
     json_option,
     listed_backends,
@@ -40,7 +41,7 @@ serving_options = option_group(
         "--checkpoint",
         callback=parsed_by(parse_step("best")),
         metavar="STEP|best",
-        help="Weights of a checkpoint; by default those that the run exported.",
+        help="Weights of a checkpoint, not the exported.",
     ),
     click.option(
         "--max-batch",
@@ -48,7 +49,7 @@ serving_options = option_group(
         default=16,
         show_default=True,
         metavar="N",
-        help="Most samples that the model gets at once.",
+        help="Most samples at once.",
     ),
     click.option(
         "--batch-wait",
@@ -57,7 +58,7 @@ serving_options = option_group(
         default=0.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long a request waits for others.",
+        help="Wait for others.",
     ),
     click.option(
         "--replicas",
@@ -73,26 +74,32 @@ serving_options = option_group(
         default=0.0,
         show_default=True,
         metavar="N",
-        help="GPUs of a replica; 0.5 shares one between two.",
+        help="GPUs of a replica; 0.5 shares.",
     ),
 )
 """Adds the options of a served model; the command gets `ServingOptions` as `options`."""
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain serve 71810a": "at a free port",
+        "cloudtrain serve 71810a --checkpoint best --port 8080": "its best weights",
+    },
+)
 @run_argument
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
     metavar="N",
-    help="Port on 127.0.0.1; by default a free one.",
+    help="Port; a free one by default.",
 )
 @serving_options
 @click.option(
     "--log",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File for the server's log; by default a temporary one.",
+    help="The server's log; temporary by default.",
 )
 @json_option
 def serve(run: str, port: int | None, options: object, log: Path | None, as_json: bool) -> int:
@@ -155,14 +162,14 @@ _endpoint_options = option_group(
         "--serverless",
         callback=parsed_by(_parse_memory),
         metavar="MB[:N]",
-        help="Serverless: memory in MB, and most concurrent requests (5).",
+        help="Serverless: memory, and most requests at once (5).",
     ),
     click.option(
         "--autoscale",
         "scaling",
         callback=parsed_by(_parse_pair),
         metavar="MIN:MAX",
-        help="Bounds between which the number of instances follows the load.",
+        help="Let the load decide the number of instances.",
     ),
     click.option(
         "--target-invocations",
@@ -170,11 +177,9 @@ _endpoint_options = option_group(
         default=100,
         show_default=True,
         metavar="N",
-        help="Invocations per minute and instance that --autoscale aims at.",
+        help="Goal per minute and instance.",
     ),
-    click.option(
-        "--ami", metavar="NAME", help="InferenceAmiVersion; on GPUs the one that AWS's image needs."
-    ),
+    click.option("--ami", metavar="NAME", help="InferenceAmiVersion; on GPUs the image's own."),
     click.option(
         "--image", metavar="URI", help="Image; by default AWS's of Ray Serve, or of vLLM."
     ),
@@ -183,13 +188,19 @@ _endpoint_options = option_group(
         type=click.Choice(["ray", "vllm"]),
         default="ray",
         show_default=True,
-        help="vllm serves a model in Hugging Face's layout.",
+        help="vllm: Hugging Face's layout.",
     ),
     click.option("--skip-check", is_flag=True, help="Do not check permissions and quotas first."),
 )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain deploy 71810a --plan": "requests and price",
+        "cloudtrain deploy 71810a --name digits --serverless 2048": "create it",
+    },
+)
 @run_argument
 @_endpoint_options
 @serving_options
@@ -197,7 +208,7 @@ _endpoint_options = option_group(
     "--sample",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Request to send at the end: .json, .npy, .png or .jpg.",
+    help="Request to send: .json, .npy, .png or .jpg.",
 )
 @click.option("--sandbox", is_flag=True, help="Deploy to the sandbox of this machine; free.")
 @click.option("--plan", is_flag=True, help="Show requests, price and checks; create nothing.")
@@ -234,7 +245,13 @@ def deploy(
     )
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain undeploy digits": "in the account",
+        "cloudtrain undeploy digits --sandbox": "in the sandbox",
+    },
+)
 @click.argument("name", metavar="NAME")
 @click.option("--sandbox", is_flag=True, help="In the sandbox of this machine.")
 @profile_option

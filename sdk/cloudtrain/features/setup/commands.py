@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import account_options, decline, json_option
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.features.setup.new_job import TEMPLATES, create_job, lacks_packages
@@ -26,12 +27,18 @@ if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain init my-job": "a model, data and a loss",
+        "cloudtrain init my-job --template script": "a training loop of your own",
+    },
+)
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--template",
     type=click.Choice(TEMPLATES),
-    help="Kind of job; asked on a terminal, otherwise task.",
+    help="Kind of job; by default task.",
 )
 @json_option
 def init(folder: Path, template: str | None, as_json: bool) -> None:
@@ -75,12 +82,19 @@ _NONE = "-"
 _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker's own network"
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain configure --from-terraform infra/": "the outputs of Terraform",
+        "cloudtrain configure --set bucket=my-bucket": "one setting",
+        "cloudtrain configure --show": "each setting and its source",
+    },
+)
 @click.option(
     "--from-terraform",
     "terraform",
     metavar="PATH",
-    help="Store Terraform's outputs: PATH is an applied folder, a JSON file, or - (standard input).",
+    help="Store the outputs of a folder, JSON file or -.",
 )
 @click.option(
     "--set",
@@ -92,9 +106,7 @@ _SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker'
 @account_options
 @click.option("--yes", is_flag=True, help="Replace stored values without asking.")
 @click.option("--offline", is_flag=True, help="Do not check the values against the account.")
-@click.option(
-    "--show", is_flag=True, help="Show each setting, its source, and the values that it hides."
-)
+@click.option("--show", is_flag=True, help="Show each setting and its source.")
 @click.option(
     "--job",
     type=click.Path(path_type=Path),
@@ -120,12 +132,7 @@ def configure(
 
     Without --from-terraform and --set the command asks for each setting, and lists the account's roles and buckets.
     --profile stores the settings under a name. Values are checked; secrets are rejected.
-
-    \b
-    cloudtrain configure --from-terraform infra/
-    cloudtrain configure --set role=arn:aws:iam::123456789012:role/training --set bucket=my-bucket
-    cloudtrain configure --show
-    """  # noqa: D301 (click's mark for lines that stay as they are)
+    """
     modes = {"--show": show, "--list": list_, "--remove": remove is not None}
     named = [name for name, is_given in modes.items() if is_given]
     if len(named) > 1 or (named and (terraform is not None or assignments)):
@@ -357,7 +364,13 @@ def _ask_for(
     return answer
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain doctor": "what works here, and what is missing",
+        "cloudtrain doctor --json": "for a script",
+    },
+)
 @json_option
 def doctor(as_json: bool) -> int:
     """Check this machine: Python, torch, GPUs, disk space, and what is configured for SageMaker.

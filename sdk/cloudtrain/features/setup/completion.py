@@ -6,6 +6,7 @@ import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Command
 
 _SHELLS: dict[str, type[ShellComplete]] = {
     "bash": BashComplete,
@@ -15,15 +16,22 @@ _SHELLS: dict[str, type[ShellComplete]] = {
 _ADD_IN_BASH = "COMPREPLY+=($value)"
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples={
+        "cloudtrain completion bash >> ~/.bashrc": "in every new bash",
+        "cloudtrain completion fish | source": "in this fish",
+    },
+)
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def completion(shell: str) -> None:
     """Print the script that completes commands, options, runs, files and fields of the job in a shell.
 
     \b
-    bash  add to ~/.bashrc:                    eval "$(cloudtrain completion bash)"
-    zsh   add to ~/.zshrc, after compinit:     eval "$(cloudtrain completion zsh)"
-    fish  add to ~/.config/fish/config.fish:   cloudtrain completion fish | source
+    file                          line to add
+    ~/.bashrc                     eval "$(cloudtrain completion bash)"
+    ~/.zshrc, after compinit      eval "$(cloudtrain completion zsh)"
+    ~/.config/fish/config.fish    cloudtrain completion fish | source
 
     Runs are those that this machine knows: local runs, and the runs that it has submitted.
     """  # noqa: D301 (click's mark for lines that stay as they are)

@@ -8,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from cloudtrain import console
+from cloudtrain.cli.examples import Group
 from cloudtrain.cli.options import account_options, backend_options, json_option, refuse_misspelt
 from cloudtrain.support.backend_facts import backend_option
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _RUN, _PLAN = "run", "plan"
 
 
-class _DefaultRunGroup(click.Group):
+class _DefaultRunGroup(Group):
     """A command group in which `sweep FILE` means `sweep run FILE`, and `sweep --plan FILE` `sweep plan FILE`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -48,20 +49,32 @@ _read_sweep_argument = click.argument(
 )
 
 
-@click.group(cls=_DefaultRunGroup, name="sweep")
+@click.group(
+    cls=_DefaultRunGroup,
+    name="sweep",
+    examples={
+        "cloudtrain sweep --plan sweep.yaml": "its trials, price and ceiling",
+        "cloudtrain sweep sweep.yaml --local --follow": "run it on this machine",
+        "cloudtrain sweep best --write best.yaml": "keep the best job",
+    },
+)
 def sweep() -> None:
     """Search the fields of a job for the best value of a metric, within a budget.
 
     FILE is a sweep file, by default ./sweep.yaml. SWEEP is an id, the beginning or end of one, a sweep's name, or
     latest.
 
-    \b
-    cloudtrain sweep FILE              short for: cloudtrain sweep run FILE
-    cloudtrain sweep --plan FILE       short for: cloudtrain sweep plan FILE
-    """  # noqa: D301 (click's mark for lines that stay as they are)
+    `sweep FILE` is short for `sweep run FILE`, and `sweep --plan FILE` for `sweep plan FILE`.
+    """
 
 
-@sweep.command(name=_PLAN)
+@sweep.command(
+    name=_PLAN,
+    examples={
+        "cloudtrain sweep plan": "the sweep.yaml of this folder",
+        "cloudtrain sweep plan rates.yaml --local": "for this machine",
+    },
+)
 @_file_argument
 @account_options
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
@@ -79,17 +92,21 @@ def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) 
     console.print_answer(planned.to_json, lambda: print_sweep_plan(planned), as_json=as_json)
 
 
-@sweep.command(name=_RUN)
+@sweep.command(
+    name=_RUN,
+    examples={
+        "cloudtrain sweep run --local --follow": "run ./sweep.yaml here",
+        "cloudtrain sweep run rates.yaml": "run it on SageMaker",
+    },
+)
 @_file_argument
 @account_options
 @backend_options("Run the trials on this machine.", "Run the trials in the sandbox.")
-@click.option(
-    "--new", is_flag=True, help="Start another sweep even if one of the same content is unfinished."
-)
+@click.option("--new", is_flag=True, help="Start even if the same sweep is unfinished.")
 @click.option(
     "--follow/--detach",
     default=False,
-    help="Show the sweep until it ends, or return at once (default).",
+    help="Show the sweep until it ends, or return at once.",
 )
 @json_option
 def run_(
@@ -126,7 +143,12 @@ def run_(
     return 0
 
 
-@sweep.command()
+@sweep.command(
+    examples={
+        "cloudtrain sweep status": "the newest sweep",
+        "cloudtrain sweep status rates --json": "by its name, for a script",
+    },
+)
 @_read_sweep_argument
 @json_option
 def status(name: str, as_json: bool) -> None:
@@ -138,7 +160,12 @@ def status(name: str, as_json: bool) -> None:
     console.print_answer(found.to_json, lambda: print_sweep(found), as_json=as_json)
 
 
-@sweep.command()
+@sweep.command(
+    examples={
+        "cloudtrain sweep follow": "the newest sweep",
+        "cloudtrain sweep follow rates": "by its name",
+    },
+)
 @_read_sweep_argument
 @json_option
 def follow(name: str, as_json: bool) -> int:
@@ -149,7 +176,12 @@ def follow(name: str, as_json: bool) -> int:
     return follow_sweep(get_sweep(name), as_json=as_json)
 
 
-@sweep.command()
+@sweep.command(
+    examples={
+        "cloudtrain sweep stop latest": "the newest sweep",
+        "cloudtrain sweep stop rates": "by its name",
+    },
+)
 @_sweep_argument
 @json_option
 def stop(name: str, as_json: bool) -> None:
@@ -164,7 +196,12 @@ def stop(name: str, as_json: bool) -> None:
     console.print_answer(ended.to_json, lambda: print_sweep(ended), as_json=as_json)
 
 
-@sweep.command()
+@sweep.command(
+    examples={
+        "cloudtrain sweep best": "of the newest sweep",
+        "cloudtrain sweep best rates --write best.yaml": "keep its job",
+    },
+)
 @_read_sweep_argument
 @click.option("--write", metavar="FILE", help="Write its job into a new file, with comments.")
 @json_option
@@ -179,7 +216,12 @@ def best(name: str, write: str | None, as_json: bool) -> None:
         console.print_message(f"wrote {write}; to run it: {command}")
 
 
-@sweep.command()
+@sweep.command(
+    examples={
+        "cloudtrain sweep show latest 3": "trial 3 of the newest sweep",
+        "cloudtrain sweep show rates 0 --json": "by its name, for a script",
+    },
+)
 @_sweep_argument
 @click.argument("trial", type=click.IntRange(min=0), metavar="TRIAL")
 @json_option
