@@ -25,7 +25,7 @@ PAGES = {
 }
 GENERATED = {
     f"reference/{name}.md"
-    for name in ("job-yaml", "request", "command-line", "permissions", "mistakes", "gpu")
+    for name in ("job-yaml", "request", "command-line", "permissions", "mistakes", "gpu", "errors")
 }
 """Pages generated from code or figures. They name every field, so they do not prove that it is explained."""
 PROSE = "\n".join(text for name, text in PAGES.items() if name not in GENERATED)

@@ -39,7 +39,9 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("page", ["job-yaml.md", "command-line.md", "events.md", "request.md"])
+@pytest.mark.parametrize(
+    "page", ["job-yaml.md", "command-line.md", "events.md", "request.md", "errors.md"]
+)
 def test_page_is_generated_from_the_code(page: str) -> None:
     """Run `make reference` after a change of a field, a command or an event."""
     assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], (

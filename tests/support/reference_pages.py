@@ -22,6 +22,7 @@ from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
+from support.errors_page import errors_page
 from support.module_index import modules_page
 from support.outside_inputs import modules_table, sources_table
 
@@ -179,6 +180,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "job-yaml.md": reference_page(),
         REFERENCE / "modules.md": modules_page(),
+        REFERENCE / "errors.md": errors_page(),
         **made,
     }
 
@@ -297,7 +299,7 @@ def type_of(check: Validator) -> str:
 def main() -> None:
     """Write the pages with `--write`; without it, print those that are out of date."""
     for path, text in pages().items():
-        if path.read_text(encoding="utf-8") == text:
+        if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if "--write" in sys.argv:
             path.write_text(text, encoding="utf-8")
