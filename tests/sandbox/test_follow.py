@@ -199,7 +199,7 @@ def test_capacity_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
         code, status, err = run.end()
     assert (code, status["state"]) == (4, "FAILED")
     assert status["reason"].startswith("CapacityError: ")
-    assert re.search(r"\nwhy +no capacity for this instance type\n", err)
+    assert re.search(r"\ncause +no capacity for this instance type\n", err)
 
 
 def test_internal_errors_are_failures(sandbox: Served, write: WriteJob) -> None:
@@ -215,8 +215,8 @@ def test_a_script_that_breaks_is_explained(sandbox: Served, write: WriteJob) -> 
     with following(sandbox, write(BREAKS)) as run:
         code, status, err = run.end()
     assert (code, status["exit_code"], status["state"]) == (4, 4, "FAILED")
-    assert "KeyError: 'no such column'" in err.partition("next: ")[2]
-    assert "job.py" in err.partition("next: ")[2]
+    assert "KeyError: 'no such column'" in err.partition("next: ")[0]
+    assert "job.py" in err.partition("next: ")[0]
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -116,7 +116,13 @@ class Terminal:
     @property
     def text(self) -> str:
         """The output so far, without escape sequences and line breaks."""
-        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]", "", self.written.decode("utf-8", "replace"))
+        return "".join(self.lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """The output so far as lines without escape sequences. Lines that were drawn over are among them."""
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.written.decode("utf-8", "replace"))
+        return text.replace("\r", "").split("\n")
 
     def press(self, keys: bytes) -> None:
         """Send keys to the command."""

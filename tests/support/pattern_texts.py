@@ -83,7 +83,7 @@ class _Reader:
             end = self.pattern.index("]", end + 1)
         content = self.pattern[self.position : end]
         self.position = end + 1
-        is_pair = len(content) == 2 and content.lower() == content[0].lower() * 2  # noqa: PLR2004 (`[Nn]`)
+        is_pair = len(content) == 2 and content.lower() == content[0].lower() * 2
         return [content[0]] if is_pair else [ANY]
 
     def _group(self) -> Sequence[str]:

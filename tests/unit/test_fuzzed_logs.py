@@ -23,7 +23,7 @@ from cloudtrain.backends.container.job import JobFolder, find_cause
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import EventThinner, state_line
-from cloudtrain.console.runs import explanation_lines, format_log_line, print_runs, status_rows
+from cloudtrain.console.runs import explanation_rows, format_log_line, print_runs, status_rows
 from cloudtrain.failure_rules import explain_run
 from cloudtrain.features.costs.sums import measure_lost_work
 from cloudtrain.features.dashboard.model_cards import model_card
@@ -182,7 +182,7 @@ def read_all(home: Path, state: State) -> Iterator[str]:
     compare_runs([run, Run(GOOD, backend)]).to_json()
     yield "explain"
     explanation = explain_run(status, run.logs(), run.facts())
-    explanation_lines(explanation, RUN)
+    explanation_rows(explanation, RUN)
     json.dumps(explanation.to_json(), allow_nan=False).encode()
     yield "dashboard and report"
     record = RunRecord.read(run)

@@ -18,7 +18,7 @@ import cloudtrain
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import state_line
-from cloudtrain.console.runs import explanation_lines, format_log_line, status_rows
+from cloudtrain.console.runs import explanation_rows, format_log_line, status_rows
 from cloudtrain.errors import UserError
 from cloudtrain.features.dashboard.model_cards import model_card
 from cloudtrain.features.dashboard.run_record import RunRecord, run_document
@@ -346,7 +346,7 @@ def test_no_odd_plan_or_request_breaks_a_command(home: Path) -> None:
             (folder / "config" / "run.json").write_text(json.dumps(part.get("config")))
         show_everything(backend.status(RUN))
         backend.facts(RUN)
-        explanation_lines(cloudtrain.explain(RUN), RUN)
+        explanation_rows(cloudtrain.explain(RUN), RUN)
         run = Run(RUN, backend)
         json.dumps(run_document(run, RunRecord(), run.status(), read_plan(run))).encode()
         model_card(run)

@@ -60,9 +60,7 @@ def status(run: str, as_json: bool) -> None:
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:
-    console.print_answer(
-        status.to_json, lambda: console.print_columns(shown.status_rows(status)), as_json=as_json
-    )
+    console.print_answer(status.to_json, lambda: shown.print_status(status), as_json=as_json)
 
 
 @click.command(
@@ -77,13 +75,12 @@ def _print_status(status: Status, *, as_json: bool) -> None:
 def explain(run: str, as_json: bool) -> None:
     """Explain why a run has failed: the first error of all hosts and ranks, its class, and what to do."""
     from cloudtrain.client import shortcuts
+    from cloudtrain.console.facts import print_facts
 
     handle = shortcuts.get_run(run)
     found = shortcuts.explain(handle)
-    lines = shown.explanation_lines(found, handle.reference)
-    console.print_answer(
-        found.to_json, lambda: console.print_text("\n".join(lines)), as_json=as_json
-    )
+    rows = shown.explanation_rows(found, handle.reference)
+    console.print_answer(found.to_json, lambda: print_facts(rows), as_json=as_json)
 
 
 @click.command(

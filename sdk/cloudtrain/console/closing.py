@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import coloured, command_name
+from cloudtrain.console.facts import wrapped
 from cloudtrain.console.runs import next_command
 from cloudtrain.console.status_fields import as_one_line, device_row, spent_row
 from cloudtrain.console.tables import cell_count, cut_text, handle_of
@@ -142,7 +143,7 @@ def _head_lines(ending: Ending, width: int, now: float) -> Iterator[str]:
         yield f"{head}   {coloured(behind, paint)}" if behind else head
         return
     yield head
-    for line in _wrapped(behind, width - 2):
+    for line in wrapped(behind, width - 2):
         yield f"  {coloured(line, paint)}"
 
 
@@ -285,6 +286,7 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
     room = max(20, width - names - 4)
     if values > room // 2:
         values = 0
+    indent = " " * (names + 4)
     before = ""
     for row in rows:
         # Equal names of consecutive rows are shown once.
@@ -293,14 +295,15 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
         start = f"  {coloured(f'{name:<{names}}', row.colour or _DIM)}  "
         if row.is_copied:
             yield start + row.value
+        elif row.note and cell_count(row.value) <= room // 2:
+            value = f"{row.value:<{values}}"
+            note = cut_text(row.note, room - cell_count(value) - 2)
+            yield f"{start}{value}  {coloured(note, _DIM)}"
         elif row.note:
-            value = cut_text(f"{row.value:<{values}}", room)
-            left = room - cell_count(value) - 2
-            note = cut_text(row.note, left) if left > 0 else ""
-            yield f"{start}{value}  {coloured(note, _DIM)}".rstrip()
+            yield start + cut_text(row.value, room)
+            yield indent + coloured(cut_text(row.note, room), _DIM)
         else:
-            indent = " " * (names + 4)
-            for index, line in enumerate(_wrapped(row.value, room)):
+            for index, line in enumerate(wrapped(row.value, room)):
                 yield (indent if index else start) + line
 
 
@@ -343,12 +346,6 @@ def _next_steps(ending: Ending) -> Iterator[tuple[str, str]]:
 
 def _is_evaluation(status: Status) -> bool:
     return job_of(status.run).endswith(EVALUATION_SUFFIX)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, max(20, width), break_long_words=False, break_on_hyphens=False)
 
 
 def _can_print(text: str) -> bool:

@@ -27,7 +27,7 @@ from cloudtrain.console.follow_screen import (
     open_screen,
 )
 from cloudtrain.console.runs import (
-    explanation_lines,
+    explanation_rows,
     next_command,
     print_detached,
     status_json,
@@ -126,7 +126,8 @@ def _ending_lines(ending: Ending) -> list[str]:
     status = ending.status
     lines = column_lines(status_rows(status))
     if ending.cause is not None:
-        lines += ["", *explanation_lines(ending.cause, status.reference, with_state=False)]
+        rows = explanation_rows(ending.cause, status.reference, with_state=False)
+        lines += ["", *column_lines(rows)]
     elif ending.unexplained:
         lines += ["", f"not explained: {ending.unexplained}"]
     command = next_command(status, ending.job, ending.cause, ending.facts)

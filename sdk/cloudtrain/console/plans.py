@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.client.observer import Observer
-from cloudtrain.console import command_name, print_columns, print_message, progress_bar
+from cloudtrain.console import command_name, print_message, progress_bar
+from cloudtrain.console.facts import print_facts
 from cloudtrain.support.notebook.summary import Row, count
+from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def print_plan(plan: Plan) -> None:
         ("code", _code(plan)),
         *_source_rows(plan),
         *_data_rows(plan),
-        ("checkpoints", f"{plan.locations.checkpoints}, {_checkpoints(plan)}"),
+        ("checkpoints", f"{shown_place(plan.locations.checkpoints)}, {_checkpoints(plan)}"),
         *_output_rows(plan),
         *_member_rows(plan.job_document.get("request", {})),
         ("runtime", f"stopped after {format_duration(plan.max_runtime_seconds)}"),
@@ -74,7 +76,7 @@ def print_plan(plan: Plan) -> None:
     if plan.uses_account and plan.cost.ceiling_usd is not None:
         rows.append(("not covered", "; ".join(plan.cost.not_covered)))
     rows += _rehearsal_rows(plan)
-    print_columns(rows)
+    print_facts(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
 

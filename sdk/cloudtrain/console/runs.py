@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.client.next_step import begin_again, run_to_continue, submit_again
 from cloudtrain.console import (
     coloured,
-    column_lines,
     command_name,
     print_message,
 )
+from cloudtrain.console.facts import print_facts
 from cloudtrain.console.status_fields import (
     alarm_rows,
     as_one_line,
@@ -103,6 +103,11 @@ def status_json(run: Run, status: Status) -> dict[str, Any]:
     return {**content, "warnings": [*run.warnings, *content["warnings"]]}
 
 
+def print_status(status: Status) -> None:
+    """Print a run's status."""
+    print_facts(status_rows(status))
+
+
 def status_rows(status: Status, now: float | None = None) -> list[Row]:
     """Return a run's status as names and values. `now` is in seconds since the epoch."""
     moment = time.time() if now is None else now
@@ -168,9 +173,9 @@ def print_detached(run: Run, verb: str) -> int:
     return EXIT_INTERRUPTED
 
 
-def explanation_lines(found: Explanation, reference: str, *, with_state: bool = True) -> list[str]:
-    """Return why a run has failed, and what to do, as lines; those below its status need not repeat the state."""
-    rows = []
+def explanation_rows(found: Explanation, reference: str, *, with_state: bool = True) -> list[Row]:
+    """Return why a run has failed, and what to do; below its status, the state need not be repeated."""
+    rows: list[Row] = []
     if with_state:
         state = f"{found.state}: {found.message}" if found.message else str(found.state)
         rows.append(("state", state))
@@ -187,7 +192,7 @@ def explanation_lines(found: Explanation, reference: str, *, with_state: bool = 
         rows.append(("action", found.action))
     if found.failure is not None:
         rows.append(("full log", f"{command_name()} logs {reference}"))
-    return column_lines(rows)
+    return rows
 
 
 def _spans(ranks: Sequence[int]) -> str:
