@@ -60,7 +60,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
     assert done.code == 4
     assert done.json["exit_code"] == 4
     shown = done.err[done.err.index("state      FAILED: KeyError: 'label_17'") :].splitlines()
-    assert shown[1:3] == ["why        the job's own code", "where      rank 1, algo-2"]
+    assert shown[1:3] == ["why        an error in the job's code", "where      rank 1, algo-2"]
     assert shown[-2] == "action     Fix train.py:11."
     found = cli("explain", done.json["run"], "--json").json
     assert found == {

@@ -25,7 +25,7 @@ with open(os.environ["CLOUDTRAIN_ML_ROOT"] + "/checkpoints/state", "w") as file:
 print("trained")
 """
 WARNINGS = (
-    "cluster.queue has no effect on a local run",
+    "cluster.queue is ignored: a local run has no queue",
     (
         "checkpoint.keep has an effect only where the script saves by cloudtrain_runtime.checkpoint or an attached "
         "trainer (cloudtrain_runtime.integrations)"

@@ -259,7 +259,7 @@ def test_failures_by_an_outside_cause_are_repeated(
     stored, _ = service.open_sweep(load_sweep(file), backend="local")
     lines: list[str] = []
     service.control(stored, report=lines.append)
-    assert any(line.startswith("paused: access to S3: ") for line in lines)
+    assert any(line.startswith("paused: no access to S3: ") for line in lines)
     status = service.read_status(stored)
     assert status.state == "INTERRUPTED"
     assert "AccessDenied" in status.reason

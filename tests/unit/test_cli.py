@@ -344,7 +344,7 @@ def test_files_lists_included_and_excluded_files(cli: Cli, job: WriteJob) -> Non
     assert (content["digest"], content["bytes"], content["count"]) == tuple(
         planned["bundle"][name] for name in ("digest", "bytes", "files")
     )
-    assert any(line.startswith("left behind: model.pt ") for line in planned["decisions"])
+    assert any(line.startswith("not sent: model.pt ") for line in planned["decisions"])
     assert planned["source"] is None
 
 

@@ -238,13 +238,17 @@ def test_a_terminal_gets_what_fits(
 ) -> None:
     events = [*EVENTS[:3], *steps(*((step, 1.0) for step in range(11, 200)))]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LINES", "12")
     monkeypatch.setenv("COLUMNS", "40")
     print_history(history_of(events), show_all=False)
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 9
-    assert shown.out.startswith("step  train/loss  train/learning_rate\n10 ")
-    assert shown.err == "8 of 190 steps, without train/data_seconds, validation/loss; all: --all\n"
+    assert shown.out.startswith("STEP  train/loss  train/learning_rate\n  10 ")
+    notes = "8 of 190 steps, without train/data_seconds, validation/loss; all: --all"
+    assert shown.err.split() == notes.split()
     print_history(history_of(events), show_all=True)
     assert len(capsys.readouterr().out.splitlines()) == 191
     print_history(history_of([]), show_all=False)

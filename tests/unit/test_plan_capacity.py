@@ -124,7 +124,7 @@ def test_a_job_of_a_training_plan_is_recognised() -> None:
 
 def test_a_ceiling_bounds_no_training_plan(plan_of: PlanOf) -> None:
     reserved = f"{{instance_type: ml.p5.48xlarge, training_plan: '{PLAN}'}}"
-    said = "limits.cost has no effect on the instances of a training plan"
+    said = "limits.cost does not limit the instances of a training plan"
     found = plan_of(f"cluster={reserved}", "limits.cost=900 USD")
     assert any(each.startswith(said) for each in found.warnings)
     mixed = f"{{prefer: [{reserved}, ml.p4d.24xlarge]}}"
@@ -205,7 +205,7 @@ def test_a_pending_limit_needs_accelerators(
 ) -> None:
     found = plan_of(f"cluster={cluster}").warnings
     assert is_ineffective == any(
-        each.startswith("cluster.max_pending has no effect on ml.m5.xlarge") for each in found
+        each.startswith("cluster.max_pending is ignored for ml.m5.xlarge") for each in found
     )
 
 

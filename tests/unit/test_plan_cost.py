@@ -30,7 +30,7 @@ def test_the_estimate_counts_what_aws_bills_beyond_the_limit(
     shown = capsys.readouterr().out
     assert "\nruntime       stopped after 10h\n" in shown
     assert "50.50 USD per hour, estimate 508.37 USD at its time limit (" in shown
-    assert "ceiling" not in shown
+    assert "limits.cost" not in shown
     assert "not covered" not in shown
 
 
@@ -41,7 +41,7 @@ def test_the_ceiling_and_what_it_does_not_cover_are_shown(
     assert (plan.cost.ceiling_usd, plan_of().cost.ceiling_usd) == (600, None)
     print_plan(plan)
     shown = capsys.readouterr().out
-    assert "estimate 508.37 USD at its time limit, ceiling 600.00 USD (" in shown
+    assert "estimate 508.37 USD at its time limit, limits.cost 600.00 USD (" in shown
     assert (
         "\nnot covered   volumes, S3, CloudWatch and data transfer; what AWS bills later than 238 s after"
         in shown
@@ -81,15 +81,16 @@ def test_a_cost_limit_shortens_the_runtime_so_that_it_holds(plan_of: PlanOf) -> 
     assert plan.cost.max_usd is not None
     assert 99.9 < plan.cost.max_usd <= 100, "with what AWS bills beyond the limit"
     assert any(
-        "its estimate stays within the ceiling of 100 USD" in decision
-        for decision in plan.decisions
+        "its estimate is at most 100 USD (limits.cost)" in decision for decision in plan.decisions
     )
 
 
 def test_a_cost_limit_that_cannot_hold_is_refused(plan_of: PlanOf) -> None:
     assert "0.1 USD pays for 0s" in refusal(plan_of, "limits.cost=0.1 USD")
     unpriced = dataclasses.replace(SETTINGS, region="eu-west-1")
-    assert "so no ceiling can hold" in refusal(plan_of, "limits.cost=10 USD", settings=unpriced)
+    assert "so limits.cost cannot be kept" in refusal(
+        plan_of, "limits.cost=10 USD", settings=unpriced
+    )
 
 
 def test_cost_limit_never_shortens_a_requested_runtime(plan_of: PlanOf) -> None:

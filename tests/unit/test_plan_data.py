@@ -144,7 +144,7 @@ def test_outputs_are_stored_elsewhere_and_unpacked(plan_of: PlanOf) -> None:
     assert plan.locations.checkpoints == f"s3://bucket/cloudtrain/{RUN}/checkpoints"
     assert plan_of("output={compress: true}").request == plan_of().request
     assert any(
-        "output.uri has no effect on a local run" in each
+        "output.uri is ignored" in each
         for each in plan_of("output.uri=s3://models", **local()).warnings
     )
 

@@ -204,7 +204,7 @@ def test_a_queue_of_another_region(plan_of: PlanOf) -> None:
     [
         (
             ["cluster.queue={name: q, priority: 5}"],
-            "cluster.queue.priority has no effect without a share",
+            "cluster.queue.priority is ignored without a share",
         ),
         (
             ["cluster.queue=q", "cluster.max_pending=6h"],
@@ -233,7 +233,7 @@ def test_a_local_run_ignores_the_queue(plan_of: PlanOf) -> None:
     here = LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), Machine(gpus=0))
     plan = plan_of(EVERYTHING, target=here)
     assert plan.queue is None
-    assert "cluster.queue has no effect on a local run" in plan.warnings
+    assert "cluster.queue is ignored: a local run has no queue" in plan.warnings
 
 
 def test_a_plan_shows_its_queue(plan_of: PlanOf, capsys: pytest.CaptureFixture[str]) -> None:

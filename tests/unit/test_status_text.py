@@ -174,7 +174,6 @@ def test_the_page_formats_like_the_commands() -> None:
         + f"""
 console.log(JSON.stringify({{
   metrics: {json.dumps(NUMBERS)}.map((each) => describeMetric(each)),
-  objectives: {json.dumps(NUMBERS)}.map((each) => describeMetric(each, 6)),
   durations: {json.dumps(SECONDS)}.map(formatDuration),
   sizes: {json.dumps(BYTES)}.map(formatBytes),
   money: {json.dumps(USD)}.map(formatUsd),
@@ -184,7 +183,6 @@ console.log(JSON.stringify({{
     done = subprocess.run(["node", "-"], input=script, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
         "metrics": [describe_metric(each) for each in NUMBERS],
-        "objectives": [f"{each:.6g}" for each in NUMBERS],
         "durations": [format_duration(each) for each in SECONDS],
         "sizes": [format_size(each) for each in BYTES],
         "money": [format_usd(each) for each in USD],

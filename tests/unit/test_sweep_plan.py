@@ -178,5 +178,5 @@ def test_a_budget_needs_prices_that_bound_it(
         assert said in problems_of(tmp_path, text)[0]
         return
     warnings = planned(tmp_path, text).warnings
-    found = [each for each in warnings if each.startswith("limits.cost has no effect")]
+    found = [each for each in warnings if each.startswith("limits.cost does not limit")]
     assert bool(found) == bool(said)

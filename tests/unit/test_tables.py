@@ -1,6 +1,12 @@
 """Tables on a terminal and in a pipe, and the formats of ages and numbers."""
 
+import os
+import re
+import sys
+
 import pytest
+from support.jobs import REPOSITORY, Terminal
+from support.printed_tables import TABLES
 
 from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
 from cloudtrain.support.units import format_age, format_number
@@ -124,3 +130,18 @@ def test_ages(seconds: float, text: str) -> None:
 )
 def test_numbers_have_four_significant_digits(value: float, text: str) -> None:
     assert format_number(value) == text
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_fits_a_terminal(name: str, columns: int) -> None:
+    unset = ("CI", "JPY_PARENT_PID", "NO_COLOR", "COLUMNS")
+    environment = {key: value for key, value in os.environ.items() if key not in unset}
+    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY / "tests")}
+    program = [sys.executable, "-m", "support.printed_tables", name]
+    terminal = Terminal(program, environment, columns)
+    assert terminal.end() == 0, terminal.text
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", terminal.written.decode())
+    lines = [line.rstrip() for line in plain.splitlines()]
+    assert len(lines) > 1
+    assert [line for line in lines if cell_count(line) > columns] == []

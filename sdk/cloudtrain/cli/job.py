@@ -26,6 +26,7 @@ from cloudtrain.cli.options import (
     trust_option,
 )
 from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.features import offer
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def plan(
     elif as_json:
         console.print_json(decided.to_json())
     else:
-        print_plan(decided)
+        print_plan(decided, is_simulated=facts_of(backend).is_simulated)
         print_warnings(decided)
 
 

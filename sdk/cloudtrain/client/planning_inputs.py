@@ -509,7 +509,7 @@ def _describe_default_exclusions(contents: Contents) -> list[str]:
     if len(names) > _NAMES_IN_LINE:
         more = f" and {len(names) - _NAMES_IN_LINE} more"
     return [
-        f"left behind: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"
+        f"not sent: {', '.join(names[:_NAMES_IN_LINE])}{more} (results and data; see: cloudtrain files)"
     ]
 
 

@@ -164,7 +164,8 @@ def print_checks(
     Args:
         checks: Result, name, detail and notes of each check.
         colours: Colours (ANSI codes) by each possible result.
-        wraps: On a terminal, continue long details below their beginning.
+        wraps: On a terminal, continue long details and notes below their beginning, except notes with a command that
+            has options.
     """
     import shutil
     import textwrap
@@ -179,10 +180,23 @@ def print_checks(
         lines = [detail]
         if room is not None:
             # wrap() returns no line for an empty text.
-            lines = textwrap.wrap(detail, room) or [""]
+            lines = textwrap.wrap(detail, room, break_long_words=False, break_on_hyphens=False) or [
+                ""
+            ]
         print(f"{_pad(result, longest, colours)}  {name:<{width}}  {lines[0]}")
-        for line in (*lines[1:], *notes):
+        for note in notes:
+            lines += [note] if room is None else _wrap_note(note, room)
+        for line in lines[1:]:
             print(f"{indent}{line}")
+
+
+def _wrap_note(note: str, room: int) -> list[str]:
+    """Return a note in lines that fit; a command with options or quotes stays in one line, to be copied."""
+    import textwrap
+
+    if " --" in note or "'" in note:
+        return [note]
+    return textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False)
 
 
 def coloured(text: str, colour: str) -> str:

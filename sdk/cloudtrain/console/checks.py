@@ -22,7 +22,7 @@ def print_account_checks(checks: Sequence[Check]) -> None:
             if text
         ]
         rows.append((_WORDS[check.result], check.name, check.detail, notes))
-    print_checks(rows, _COLOURS)
+    print_checks(rows, _COLOURS, wraps=True)
     results = Counter(str(check.result) for check in checks)
     verbs = {"pass": "passed", "fail": "failed", "unknown": "could not be made"}
     counts = ", ".join(

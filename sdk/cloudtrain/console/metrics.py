@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from cloudtrain.runs.history import MetricHistory
 
 
+_LEAST = 10
+"""Cells of a column whose header is cut; numbers of four digits are not longer."""
 _OTHER_LINES = 4
 """Lines of a screen besides the rows: the header, the note, and the prompt before and after the command."""
 
@@ -62,7 +64,7 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
     columns = [
         Column("step", is_number=True),
         *(
-            Column(name, title=name, is_number=True, drop=drop)
+            Column(name, title=name, is_number=True, drop=drop, least=0 if drop else _LEAST)
             for name, drop in zip(names, drops, strict=True)
         ),
     ]
@@ -109,6 +111,7 @@ def _value(row: Mapping[str, Any], name: str) -> str | Cell:
 
 _BEST = "32"
 _LONGEST_VALUE = 20
+_LEAST_NAME = 24
 
 
 def print_comparison(found: Comparison) -> None:
@@ -122,13 +125,13 @@ def print_comparison(found: Comparison) -> None:
     width = terminal_width()
     if width is None or _side_by_side(found.runs, names, values) <= width:
         runs = [
-            Column(run.partition(":")[2], title=run_cell(run).shown, is_number=True)
+            Column(run.partition(":")[2], title=run_cell(run).shown, is_number=True, least=_LEAST)
             for run in found.runs
         ]
         rows: list[list[str | Cell]] = [
             [name, *cells] for name, cells in zip(names, values, strict=True)
         ]
-        print_table([Column(""), *runs], rows)
+        print_table([Column("", least=_LEAST_NAME), *runs], rows)
     else:
         _print_runs_as_rows(found, names, values)
     if not found.settings:
@@ -140,12 +143,12 @@ def print_comparison(found: Comparison) -> None:
 def _side_by_side(
     runs: Sequence[str], names: Sequence[str], values: Sequence[Sequence[Cell]]
 ) -> int:
-    """Return the cells of a line that has a column for each run."""
+    """Return the cells that a line with a column for each run needs at least."""
     columns = zip(*values, strict=True)
     widest = [max(cell_count(cell.shown or cell.text) for cell in column) for column in columns]
     heads = [cell_count(run_cell(run).shown or "") for run in runs]
-    total = max(map(cell_count, names), default=0)
-    return total + sum(GAP + max(pair) for pair in zip(heads, widest, strict=False))
+    total = min(_LEAST_NAME, max(map(cell_count, names), default=0))
+    return total + sum(GAP + min(_LEAST, max(pair)) for pair in zip(heads, widest, strict=False))
 
 
 def _print_runs_as_rows(
@@ -155,7 +158,13 @@ def _print_runs_as_rows(
     settings = len(found.settings)
     order = [*range(settings, len(names)), *range(settings)]
     columns = [
-        Column(names[index], title=_short(names[index]), is_number=True, drop=len(order) - place)
+        Column(
+            names[index],
+            title=_short(names[index]),
+            is_number=True,
+            drop=len(order) - place if place else 0,
+            least=_LEAST,
+        )
         for place, index in enumerate(order)
     ]
     rows: list[list[str | Cell]] = [

@@ -31,8 +31,13 @@ _SENDERS = {
 }
 
 
-def print_plan(plan: Plan) -> None:
-    """Print a plan as a table, without its warnings."""
+def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
+    """Print a plan as a table, without its warnings.
+
+    Args:
+        plan: The plan.
+        is_simulated: Whether it is for the sandbox, which bills nothing.
+    """
     cluster = plan.cluster
     command = plan.to_json()["command"]
     omitted = ""
@@ -72,7 +77,10 @@ def print_plan(plan: Plan) -> None:
     if plan.sender is not None:
         rows.append(("sent by", _SENDERS[plan.sender]))
     if plan.uses_account:
-        rows.append(("cost", _cost(plan)))
+        cost = _cost(plan)
+        if is_simulated:
+            cost = f"nothing in the sandbox; an account would pay {cost}"
+        rows.append(("cost", cost))
     if plan.uses_account and plan.cost.ceiling_usd is not None:
         rows.append(("not covered", "; ".join(plan.cost.not_covered)))
     rows += _rehearsal_rows(plan)
@@ -311,7 +319,7 @@ def _cost(plan: Plan) -> str:
     if cost.warm_pool_usd:
         estimate += f", {format_usd(cost.warm_pool_usd)} of it for the warm pool"
     if cost.ceiling_usd is not None:
-        estimate += f", ceiling {format_usd(cost.ceiling_usd)}"
+        estimate += f", limits.cost {format_usd(cost.ceiling_usd)}"
     return f"{format_usd(cost.usd_per_hour)} per hour{on_demand}, {estimate} ({dated})"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cloudtrain.console import coloured, column_lines
@@ -25,8 +25,8 @@ class Column:
         name: The header in a pipe. A column without a header has an empty one.
         title: The header on a terminal; by default the name in capital letters.
         drop: Where a line is too short, the columns with a number are left out, 1 first. 0 is never left out.
-        least: The column is text, which is cut at its end down to this many cells; 0 is never cut. Columns are left out
-            before a text gets shorter than that.
+        least: The column is text, which is cut at its end down to this many cells, its header as well; 0 is never cut.
+            Columns are left out before a text gets shorter than that.
         is_number: Aligned to the right on a terminal.
         is_dim: Dim on a terminal.
         only: The kind of output that has the column; by default both.
@@ -214,9 +214,14 @@ def _fit(
     widths = [_width(column, cells, has_header=has_header) for column, cells in found]
     _shrink(widths, [column.least for column, _ in found], width)
     return [
-        (column, [_cut(cell, room) for cell in cells] if column.least else cells)
+        _cut_column(column, cells, room) if column.least else (column, cells)
         for (column, cells), room in zip(found, widths, strict=True)
     ]
+
+
+def _cut_column(column: Column, cells: Sequence[Cell], room: int) -> Fitted:
+    title = cut_text(_title(column), room)
+    return replace(column, title=title), [_cut(cell, room) for cell in cells]
 
 
 def _shrink(widths: list[int], least: Sequence[int], width: int) -> None:

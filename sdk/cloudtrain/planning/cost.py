@@ -1,10 +1,10 @@
-"""Time limits of a run, and the three words about its cost: estimate, ceiling, and what the ceiling does not cover.
+"""Time limits of a run, and the three words about its cost: estimate, limit, and what the limit does not cover.
 
 - The *estimate* is what AWS bills for the instances of a run that reaches its time limit: the limit, and what is billed
   beyond it (`OverLimit`).
-- The *ceiling* is `limits.cost`. The time limit is chosen, or refused, so that the estimate stays within it. AWS
-  enforces times, not costs, so the ceiling holds as far as the estimate does.
-- *Not covered* by the ceiling is what the estimate does not count (`CostPlan.not_covered`).
+- The *limit* is `limits.cost`. The time limit is chosen, or refused, so that the estimate stays within it. AWS
+  enforces times, not costs, so the limit holds as far as the estimate does.
+- *Not covered* by the limit is what the estimate does not count (`CostPlan.not_covered`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OverLimit:
 
 @dataclass(frozen=True)
 class CostPlan:
-    """Estimate of a run that reaches its time limits, and its ceiling; None where the price is unknown.
+    """Estimate of a run that reaches its time limits, and its limit of the cost; None where the price is unknown.
 
     Attributes:
         usd_per_hour: On-demand price of the cluster, in US dollars; with preferences, of the most expensive type.
@@ -82,7 +82,7 @@ class CostPlan:
         warm_pool_usd: Part of `max_usd` for the warm pool after the run, if no other job uses it; 0 without keep_alive.
         ceiling_usd: `limits.cost`, within which the estimate is; None without.
         over_limit_seconds: What the estimate counts beyond the time limit.
-        not_covered: What neither the estimate nor the ceiling covers, one phrase each.
+        not_covered: What neither the estimate nor the limit covers, one phrase each.
         accelerator_hours: Accelerator hours until the time limits that the estimate does not count, because their price
             is unknown or a training plan has paid them; with preferences, of the type with most. 0 where it counts all.
         is_costly: Whether the estimate is above `COSTLY_USD`, or would be with an assumed price for what it does not count.
@@ -171,7 +171,9 @@ def compute_time_limits(
     limit = spec.limits.cost
     affordable: float = math.inf
     if limit is not None and isinstance(price, tuple):
-        message = f"no price is known for {', '.join(price)} in {region}, so no ceiling can hold"
+        message = (
+            f"no price is known for {', '.join(price)} in {region}, so limits.cost cannot be kept"
+        )
         hint = "cloudtrain prices --refresh, or remove limits.cost and bound limits.runtime"
         yield error(("limits", "cost"), message, hint)
     elif limit is not None and isinstance(price, ClusterPrice) and price.usd_per_hour:
@@ -180,7 +182,7 @@ def compute_time_limits(
     if affordable < runtime:
         yield decision(
             f"runtime: {format_duration(affordable)} instead of {format_duration(runtime)}, "
-            f"so that its estimate stays within the ceiling of {limit:g} USD"
+            f"so that its estimate is at most {limit:g} USD (limits.cost)"
         )
         runtime = max(int(affordable), _MIN_RUNTIME_SECONDS)
     wait = None
@@ -203,7 +205,7 @@ def _over_limit(spec: JobSpec) -> OverLimit:
 def _check_affordable(
     spec: JobSpec, affordable: int, hourly: float, over: OverLimit
 ) -> Iterator[Diagnostic]:
-    """Reject a ceiling that pays for less than a minute, or for less than the time limits in the job."""
+    """Reject a `limits.cost` that pays for less than a minute, or for less than the time limits in the job."""
     pays = f"{spec.limits.cost:g} USD pays for {format_duration(affordable)} of {format_usd(hourly)} per hour"
     warm = ""
     if spec.cluster.keep_alive:
@@ -231,7 +233,7 @@ def _check_affordable(
 def estimate_cost(
     spec: JobSpec, price: ClusterPrice | Unpriced, region: str, limits: TimeLimits, prices: Prices
 ) -> Step[CostPlan]:
-    """Return the estimate of a run that reaches its time limits, and its ceiling."""
+    """Return the estimate of a run that reaches its time limits, and its `limits.cost`."""
     uncounted = [
         choice
         for choice in spec.cluster.choices
@@ -273,13 +275,13 @@ def estimate_cost(
         )
     if spec.limits.cost is not None and not price.usd_per_hour:
         yield warning(
-            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound their use "
+            "limits.cost does not limit the instances of a training plan, which are paid in advance: limit their use "
             "by limits.runtime"
         )
     return replace(
         plan,
         usd_per_hour=round(price.usd_per_hour, 4),
-        # Rounded up, so that an estimate above the ceiling never rounds to the ceiling.
+        # Rounded up, so that an estimate above the limit never rounds to the limit.
         max_usd=math.ceil(price.usd_per_hour * limits.billed_seconds / 36) / 100,
         price_as_of=price.as_of,
         warm_pool_usd=math.ceil(price.usd_per_hour * keep_alive / 36) / 100,

@@ -159,7 +159,7 @@ def check_initial_weights(spec: JobSpec, *, is_local: bool) -> Iterator[Diagnost
 def warn_about_code(
     spec: JobSpec, size: int, conventions: ScriptConventions
 ) -> Iterator[Diagnostic]:
-    """Warn about large code, and about intervals of checkpoints and evaluations that have no effect."""
+    """Warn about large code, and about intervals of checkpoints and evaluations that are never reached."""
     if size > _LARGE_CODE_BYTES:
         yield warning(
             f"the code folder has {format_size(size)}: list data in .cloudtrainignore, and make it a channel"
@@ -312,7 +312,7 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
             "beginning"
         )
         if spec.limits.hang is not None and not conventions.reports:
-            text += ", and limits.hang, which needs reports of progress, has no effect"
+            text += ", and limits.hang cannot detect a hang without reports of progress"
         yield warning(text)
 
 

@@ -137,7 +137,7 @@ class Plan:
         cluster: Instances and ranks.
         batch: Samples per optimizer step; None for a script.
         length: Length of the run.
-        cost: Estimate, ceiling, and what they do not cover.
+        cost: Estimate, limit, and what they do not cover.
         image: Uri of the container image.
         bundle: The code.
         locations: Uris of the run's files.

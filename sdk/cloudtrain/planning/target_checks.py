@@ -67,9 +67,9 @@ def check_local(
     yield from _describe_ml_root(conventions, machine)
     yield from _warn_of_own_data(spec, machine)
     if spec.cluster.queue is not None:
-        yield warning("cluster.queue has no effect on a local run")
+        yield warning("cluster.queue is ignored: a local run has no queue")
     if spec.output.uri is not None:
-        yield warning("output.uri has no effect on a local run, whose model is in the run's folder")
+        yield warning("output.uri is ignored: the model of a local run is in the run's folder")
     for name, reference in spec.code.secrets.items():
         if name in machine.variables:
             yield decision(
@@ -109,7 +109,7 @@ def _describe_requirements(spec: JobSpec, *, installs: bool) -> Iterator[Diagnos
     """Describe where a local run finds its requirements, and warn about an installation of nothing."""
     requirements = spec.code.requirements
     if installs and requirements is None:
-        yield warning("--install has no effect: the job has no code.requirements")
+        yield warning("--install installs nothing: the job has no code.requirements")
     elif installs:
         yield decision(
             f"{requirements} is installed in an environment of its own, beside this one's packages"
@@ -286,7 +286,7 @@ def _warn_about_cluster(spec: JobSpec) -> Iterator[Diagnostic]:
     if cluster.max_pending is not None and not may_wait:
         # Source: botocore 1.44.5's model of StoppingCondition, MaxPendingTimeInSeconds.
         yield warning(
-            f"cluster.max_pending has no effect on {' and '.join(cluster.types)}: AWS applies it only to types with GPUs "
+            f"cluster.max_pending is ignored for {' and '.join(cluster.types)}: AWS applies it only to types with GPUs "
             "or other accelerators"
         )
     for name, count, _ in cluster.choices:
@@ -375,7 +375,7 @@ def _check_queue(spec: JobSpec) -> Iterator[Diagnostic]:
         return
     if queue.priority is not None and queue.share is None and queue.quota_share is None:
         yield warning(
-            "cluster.queue.priority has no effect without a share: such a queue is first in, first out"
+            "cluster.queue.priority is ignored without a share: such a queue is first in, first out"
         )
     if spec.cluster.max_pending is not None:
         # Source: AWS Batch user guide, service job retry strategies, 2026-11: these retries are not counted.

@@ -75,7 +75,7 @@ class Target(Protocol):
         """Check what matters for this target only."""
 
     def decide_limits(self, spec: JobSpec, today: date) -> Step[tuple[TimeLimits, CostPlan]]:
-        """Return the time limits, and the estimate and ceiling of a run that reaches them."""
+        """Return the time limits, and the estimate and limit of the cost of a run that reaches them."""
 
     def max_wait_seconds(self, spec: JobSpec, limits: TimeLimits) -> int | None:
         """Return the request's limit of waiting and training together, with spot; else None."""

@@ -61,7 +61,7 @@ def _check_state(request: Mapping[str, Any], name: str, queue: Mapping[str, Any]
         )
     if policy:
         return passed("queue", f"{short} accepts jobs, ordered by shares and priority")
-    note = "; the priority has no effect" if "schedulingPriority" in request else ""
+    note = "; it ignores the priority" if "schedulingPriority" in request else ""
     return passed("queue", f"{short} accepts jobs, first in, first out{note}")
 
 

@@ -47,7 +47,7 @@ def serve_queues(front: Front, queues: list[dict[str, Any]], unit: str = "NUM_IN
         (
             "{name: ml, priority: 3}",
             {},
-            "ml accepts jobs, first in, first out; the priority has no effect",
+            "ml accepts jobs, first in, first out; it ignores the priority",
         ),
         ("{name: ml, share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),
         ("{name: ml, quota_share: a}", POLICY, "ml accepts jobs, ordered by shares and priority"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import account_options, decline, json_option
+from cloudtrain.console.tables import print_sentence
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.features.setup.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 def init(folder: Path, template: str | None, as_json: bool) -> None:
     """Write a new job into DIR, by default the working folder: job.yaml, code, README, ignore file and schema.
 
-    The last line that it prints runs the job here, with --install where this machine lacks its packages. Existing files
-    are never changed.
+    It prints the commands that check the job, plan it and run it here, with --install where this machine lacks its
+    packages. Existing files are never changed.
 
     \b
     task         model, data and loss; cloudtrain trains it
@@ -65,13 +65,10 @@ def init(folder: Path, template: str | None, as_json: bool) -> None:
 
 
 def _print_files(folder: Path, files: list[str]) -> None:
-    for name in files:
-        console.print_text(str(folder / name))
-    job = shlex.quote(str(folder / "job.yaml"))
-    install = "--install " if lacks_packages(folder, files) else ""
-    console.print_message(
-        f"to run it here: {console.command_name()} submit {job} --local {install}--follow"
-    )
+    """Print what was created and the next commands; on a terminal in lines for people, in a pipe one file a line."""
+    from cloudtrain.features.setup.output import print_new_job
+
+    print_new_job(folder, files, needs_install=lacks_packages(folder, files))
     if not all(map(importlib.util.find_spec, MODULES_OF_LOCAL_RUNS)):
         console.print_message(
             f"local runs need packages that are missing: {install_command('local')}"
@@ -79,7 +76,8 @@ def _print_files(folder: Path, files: list[str]) -> None:
 
 
 _NONE = "-"
-_SUBNETS_QUESTION = "subnets of the jobs, separated by commas; empty: SageMaker's own network"
+_REGION_QUESTION = "AWS region"
+_SUBNETS_QUESTION = "subnets, with commas; empty: SageMaker's own network"
 
 
 @click.command(
@@ -147,9 +145,12 @@ def configure(
         _remove(remove, as_json=as_json)
     else:
         values = _given(terraform, assignments, flags)
-        _store(
-            values or _ask(), is_interactive=not values, yes=yes, offline=offline, as_json=as_json
-        )
+        is_interactive = not values
+        if is_interactive:
+            values = _ask()
+            # Without any answer there is nothing to check.
+            offline = offline or not values
+        _store(values, is_interactive=is_interactive, yes=yes, offline=offline, as_json=as_json)
 
 
 def _show(job: Path | None, flags: Mapping[str, str | None], *, as_json: bool) -> None:
@@ -258,7 +259,7 @@ def _report_abort() -> Iterator[None]:
 
 
 def _ask() -> dict[str, Any]:
-    """Ask for each setting on the terminal; list the account's candidates for it."""
+    """Ask for each setting on the terminal; list the account's candidates for it. Skipped settings are left out."""
     if not sys.stdin.isatty():
         raise UserError(
             "standard input is not a terminal, so no setting can be asked for",
@@ -269,14 +270,20 @@ def _ask() -> dict[str, Any]:
     profiles = list_profiles()
     known = {**profiles.get(None, {}), **profiles.get(_profile(), {})}
     with _report_abort():
+        console.print_message("Settings for SageMaker. Local runs and the sandbox need none.")
         console.print_message(
-            "Enter keeps the value in brackets; Ctrl-C aborts and stores nothing."
+            "Enter skips a question or keeps the value in brackets. Ctrl-C stores nothing."
         )
-        region = _ask_for("region", "region", known.get("region") or default_region(), None)
-        found = _find(region)
+        before = known.get("region") or default_region()
+        question = _REGION_QUESTION if before else f"{_REGION_QUESTION}, such as us-west-2"
+        region = _ask_for("region", question, before, None, may_skip=True)
+        found = _find(region) if region else {}
         role = _choose("role", "execution role", found.get("role"), known.get("role"), region)
         bucket = _choose("bucket", "bucket", found.get("bucket"), known.get("bucket"), region)
-        values = {"region": region, "role": role, "bucket": bucket}
+        given = {"region": region, "role": role, "bucket": bucket}
+        values = {name: value for name, value in given.items() if value}
+        if not values:
+            return {}
         prefix = known.get("prefix", "cloudtrain")
         values["prefix"] = _ask_for("prefix", "prefix of everything in the bucket", prefix, None)
         values |= _ask_for_network(known)
@@ -285,7 +292,7 @@ def _ask() -> dict[str, Any]:
             (each.kms_key for each in buckets if each.value == bucket), None
         )
         values["kms_key"] = _ask_for(
-            "kms_key", "KMS key of volumes and outputs", key, region, optional=True
+            "kms_key", "KMS key of volumes and outputs", key, region or None, optional=True
         )
     return values
 
@@ -298,7 +305,7 @@ def _find(region: str) -> dict[str, Candidates]:
         with console.spinner("looking for roles and buckets"):
             return find_candidates(region)
     except CloudError as error:
-        console.print_message(f"cannot list roles and buckets: {error.message}")
+        print_sentence(f"cannot list roles and buckets: {error.message}", console.print_message)
         return {}
 
 
@@ -308,11 +315,18 @@ def _choose(name: str, what: str, found: Candidates | None, before: Any, region:
 
     if found is not None:
         shown.print_candidates(what, found)
+    if not before and not (found is not None and found.fitting):
+        shown.print_help_for(name)
     fitting = found.fitting if found is not None else ()
     default = before or (fitting[0].value if len(fitting) == 1 else None)
     numbered = {str(index): each.value for index, each in enumerate(fitting, start=1)}
     return _ask_for(
-        name, f"{what}{' (number or name)' if fitting else ''}", default, region, numbered
+        name,
+        f"{what}{' (number or name)' if fitting else ''}",
+        default,
+        region or None,
+        numbered,
+        may_skip=True,
     )
 
 
@@ -337,8 +351,19 @@ def _ask_for(
     numbered: Mapping[str, str] | None = None,
     *,
     optional: bool = False,
+    may_skip: bool = False,
 ) -> str:
-    """Ask until the value is valid for the setting."""
+    """Ask until the value is valid for the setting.
+
+    Args:
+        name: The setting.
+        question: The question, in a few words.
+        default: What Enter means; None or empty without a value.
+        region: The region that values must fit, or None.
+        numbered: Values by the numbers that were shown.
+        optional: The setting may have no value, which `-` means where there is a default.
+        may_skip: Enter without a default returns an empty text: the setting is left as it is.
+    """
     from cloudtrain.settings.settings import parse_value
     from cloudtrain.settings.values import find_value_error
 
@@ -349,6 +374,8 @@ def _ask_for(
         value = (numbered or {}).get(text.strip(), text.strip())
         if optional and value in ("", _NONE):
             return ""
+        if may_skip and not value:
+            return ""
         wrong = find_value_error(name, parse_value(name, value), region)
         if wrong is not None:
             raise click.UsageError("; ".join(wrong))
@@ -356,7 +383,7 @@ def _ask_for(
 
     answer: str = click.prompt(
         question,
-        default=default or ("" if optional else None),
+        default=default or ("" if optional or may_skip else None),
         show_default=bool(default),
         value_proc=read,
         err=True,

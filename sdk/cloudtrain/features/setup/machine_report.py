@@ -77,12 +77,12 @@ def _check_local() -> Iterator[Check]:
     yield _check_nccl(machine.gpus, torch)
     yield _check_psutil()
     if machine.has_ml_namespace:
-        yield passed("/opt/ml", "each instance of a local run has its own, in a mount namespace")
+        yield passed("/opt/ml", "each instance of a local run has its own (mount namespace)")
     else:
         fix = "read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME> in the code, which are right everywhere"
         yield note(
             "/opt/ml",
-            "no mount namespace: replaced in code.args and code.env, but not in the code",
+            "no mount namespace: replaced in code.args and code.env, not in the code",
             fix,
         )
     yield _check_home()
@@ -201,9 +201,9 @@ def _check_account() -> Iterator[Check]:
         if source is not None:
             yield passed("credentials", str(source))
         else:
-            fix = "for SageMaker: aws configure, aws sso login, or AWS_PROFILE"
+            fix = "run aws configure or aws sso login, or set AWS_PROFILE"
             yield note(
-                "credentials", "none configured; the role of an EC2 instance is not asked for", fix
+                "credentials", "none configured (an EC2 instance's role is not looked up)", fix
             )
     yield from _check_settings()
     sdk = _version("sagemaker")

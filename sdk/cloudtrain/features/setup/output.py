@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
+    coloured,
+    column_lines,
     command_name,
     print_checks,
     print_columns,
     print_message,
+    print_text,
 )
+from cloudtrain.console.tables import (
+    GAP,
+    Cell,
+    Column,
+    cell_count,
+    print_sentence,
+    print_table,
+    terminal_width,
+)
+from cloudtrain.console.terminal import is_terminal
 from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -70,11 +85,28 @@ def print_trace(origins: Sequence[Origin], settings: Settings, profile: str | No
             rows.append(
                 (name, value, _place(each)) if index == 0 else ("", f"hides {value}", _place(each))
             )
-    print_columns(rows)
+    _print_settings(rows)
     if profile is not None:
         print(f"profile: {profile}")
     if settings.missing:
         print(f"missing: {', '.join(settings.missing)}; to store them: {command_name()} configure")
+
+
+def _print_settings(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print names, values and sources; a source that a terminal's line has no room for comes below its value."""
+    width = terminal_width()
+    lines = column_lines(rows)
+    if width is None or max(map(cell_count, lines)) <= width:
+        print_columns(rows)
+        return
+    indent = max(len(name) for name, _, _ in rows) + GAP
+    for name, value, source in rows:
+        print(f"{name:<{indent}}{value}")
+        if source and source != _DEFAULT:
+            print(coloured(f"{'':<{indent}}{source}", _DIM))
+
+
+_DIM = "2"
 
 
 def _place(origin: Origin) -> str:
@@ -102,18 +134,34 @@ def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str
         (
             "*" if name == chosen else "",
             name or "(without a name)",
-            *(str(settings.get(each, "")) for each in ("region", "bucket", "role")),
+            str(settings.get("region", "")),
+            str(settings.get("bucket", "")),
+            _role_cell(str(settings.get("role", ""))),
         )
         for name, settings in profiles.items()
     ]
-    print_columns([("", "profile", "region", "bucket", "role"), *rows])
+    print_table(_PROFILE_COLUMNS, rows)
+
+
+_PROFILE_COLUMNS = (
+    Column("", title="", least=0),
+    Column("profile", least=12),
+    Column("region"),
+    Column("bucket", least=16),
+    Column("role", least=12),
+)
+
+
+def _role_cell(arn: str) -> Cell:
+    """Return a role as its ARN in a pipe, and as its name on a terminal."""
+    return Cell(arn, shown=arn.rpartition(":role/")[2])
 
 
 def print_unknown_checks(checks: Sequence[Check]) -> None:
     """Print which checks of the account gave no result."""
     for check in checks:
         if check.result == "unknown":
-            print_message(f"could not check {check.name}: {check.detail}")
+            print_sentence(f"could not check {check.name}: {check.detail}", print_message)
 
 
 def print_changes(change: ProfileChange) -> None:
@@ -136,22 +184,29 @@ def print_changes(change: ProfileChange) -> None:
 
 def print_stored(change: ProfileChange) -> None:
     """Print what was stored, which values hide it here, and the next command."""
-    print(
-        f"stored in {_where(change)}"
-        if change.changes
-        else f"{_where(change)} has these values already"
-    )
+    if change.changes:
+        print(f"stored in {_where(change)}")
+    elif change.settings:
+        print(f"{_where(change)} has these values already")
+    else:
+        print("nothing was stored")
+    missing: list[str] = []
     with contextlib.suppress(SettingsError):  # the next command reports a malformed cloudtrain.toml
-        _print_hidden(change)
+        missing = _print_hidden(change)
     if change.profile is not None:
         print(
             f"to use it: export CLOUDTRAIN_PROFILE={change.profile}, or --profile {change.profile}"
         )
-    print(f"next: {command_name()} check JOB, then {command_name()} submit JOB")
+    if not missing:
+        print(f"next: {command_name()} check JOB, then {command_name()} submit JOB")
+        return
+    print("  without them: validate, plan, and runs with --local or --sandbox")
+    print("  what only SageMaker needs: check, and submit without these options")
+    print(f"next: {command_name()} plan JOB --local")
 
 
-def _print_hidden(change: ProfileChange) -> None:
-    """Print values that take precedence over the stored ones here, and settings that are still missing."""
+def _print_hidden(change: ProfileChange) -> list[str]:
+    """Print values that take precedence over the stored ones here; print and return the settings that are missing."""
     from cloudtrain.settings.settings import PROFILE_VARIABLE, REQUIRED_SETTINGS, find_origins
 
     environ = {name: value for name, value in os.environ.items() if name != PROFILE_VARIABLE}
@@ -167,6 +222,7 @@ def _print_hidden(change: ProfileChange) -> None:
     missing = [name for name in REQUIRED_SETTINGS if name not in known]
     if missing:
         print(f"  still missing: {', '.join(missing)}")
+    return missing
 
 
 def _where(change: ProfileChange) -> str:
@@ -177,6 +233,25 @@ def _file(path: Path) -> str:
     """Return a path with `~` for the home directory."""
     home = Path(os.environ.get("HOME", "~")).expanduser()
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
+
+
+_HELP = {
+    "role": (
+        "an ARN such as arn:aws:iam::123456789012:role/NAME, which SageMaker may use",
+        "from the IAM console, `aws iam list-roles`, or the output `role` of infra/",
+    ),
+    "bucket": (
+        "the name of an S3 bucket in this region, for code, checkpoints and models",
+        "from the S3 console, `aws s3 ls`, or the output `bucket` of infra/",
+    ),
+}
+"""What a setting looks like and where it comes from, for those who have none at hand."""
+
+
+def print_help_for(name: str) -> None:
+    """Print what a value of a setting looks like and where it comes from."""
+    for line in _HELP[name]:
+        print_message(f"  {line}")
 
 
 def print_candidates(what: str, found: Candidates) -> None:
@@ -195,11 +270,8 @@ def print_candidates(what: str, found: Candidates) -> None:
     if len(unsuitable) > _MAX_UNSUITABLE:
         print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:
-        print_message(
-            f"{what}s: {found.unanswered}; {found.fix}"
-            if found.fix
-            else f"{what}s: {found.unanswered}"
-        )
+        fix = f"; {found.fix}" if found.fix else ""
+        print_sentence(f"{what}s: {found.unanswered}{fix}", print_message)
     elif not fitting:
         print_message(
             f"the account has no suitable {what}; to create one: terraform -chdir=infra apply"
@@ -208,13 +280,49 @@ def print_candidates(what: str, found: Candidates) -> None:
 
 def print_machine_checks(checks: Sequence[Check], *, is_ready: bool) -> None:
     """Print the checks of this machine, each followed by its fix, and whether local runs are possible."""
-    rows = [
-        (each.result, each.name, each.detail, [f"fix: {each.fix}"] if each.fix else [])
-        for each in checks
-    ]
-    print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"})
+    rows = []
+    for each, following in itertools.zip_longest(checks, checks[1:]):
+        # Of several checks with the same fix, the last one names it.
+        is_repeated = following is not None and following.fix == each.fix
+        notes = [f"fix: {each.fix}"] if each.fix and not is_repeated else []
+        rows.append((each.result, each.name, each.detail, notes))
+    print_checks(rows, {"pass": "32", "note": "33", "fail": "1;31"}, wraps=True)
     print(
         "local runs are possible"
         if is_ready
         else "local runs are not possible: see the failed checks"
     )
+
+
+def print_new_job(folder: Path, files: Sequence[str], *, needs_install: bool) -> None:
+    """Print the files of a new job and the next three commands. In a pipe each file has a line.
+
+    Args:
+        folder: The folder as it was typed.
+        files: Names of the files.
+        needs_install: Whether this machine lacks a package of the job.
+    """
+    if is_terminal():
+        place = "" if folder == Path() else f" in {shorten_path(folder)}/"
+        print_sentence(f"created{place}: {', '.join(files)}")
+        print_message("")
+    else:
+        for name in files:
+            print_text(str(folder / name))
+    job = shlex.quote(shorten_path(folder / "job.yaml"))
+    install = " --install" if needs_install else ""
+    called = command_name()
+    steps = (
+        ("check the file", f"{called} validate {job}"),
+        ("show the plan", f"{called} plan {job} --local"),
+        ("run it here", f"{called} submit {job} --local{install} --follow"),
+    )
+    width = max(len(words) for words, _ in steps)
+    for words, command in steps:
+        print_message(f"{words:<{width}}  {command}")
+
+
+def shorten_path(path: Path) -> str:
+    """Return a path below the working folder as a relative one."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

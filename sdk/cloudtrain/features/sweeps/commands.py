@@ -80,7 +80,7 @@ def sweep() -> None:
 @backend_options("Plan for this machine instead of SageMaker.", "Plan for the sandbox.")
 @json_option
 def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) -> None:
-    """Show space, number of trials, price per trial and ceiling. Offline; needs no credentials."""
+    """Show space, number of trials, price per trial and highest cost. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
     from cloudtrain.features.sweeps import service
     from cloudtrain.features.sweeps.loader import load_sweep

@@ -184,7 +184,12 @@ def _columns(status: SweepStatus) -> list[Column]:
         Column(best),
         Column(number, is_number=True),
         Column(state),
-        Column(objective, title=status.metric.rpartition("/")[2], is_number=True),
+        Column(
+            objective,
+            title=status.metric.rpartition("/")[2],
+            least=_LEAST_NUMBER,
+            is_number=True,
+        ),
         Column(cost, title="USD", is_number=True, drop=1),
         *fields,
         Column("length", is_number=True, only="terminal", drop=len(paths) + 1),
@@ -195,6 +200,8 @@ def _columns(status: SweepStatus) -> list[Column]:
 
 
 _LEAST_REASON = 20
+_LEAST_NUMBER = 10
+"""Numbers of four digits are not longer; their header can be."""
 
 
 def _paths(status: SweepStatus) -> list[str]:

@@ -314,7 +314,7 @@ def _budget_warnings(
     highest = reservations[1]
     if not highest:
         text = (
-            "limits.cost has no effect on the instances of a training plan, which are paid in advance: bound the trials "
+            "limits.cost does not limit the instances of a training plan, which are paid in advance: limit the sweep "
             "by trials, and by limits.runtime of the job"
         )
         return [text]

@@ -197,7 +197,10 @@ def describe_budget(status: SweepStatus) -> str:
         return "local trials cost nothing"
     limit = "no limit" if budget.limit_usd is None else f"of {format_usd(budget.limit_usd)}"
     reserved = f", {format_usd(budget.reserved_usd)} reserved" if budget.reserved_usd else ""
-    return f"{format_usd(budget.spent_usd)} spent{reserved}, {limit}"
+    spent = f"{format_usd(budget.spent_usd)} spent"
+    if facts_of(status.backend).is_simulated:
+        spent = f"would cost {format_usd(budget.spent_usd)} so far"
+    return f"{spent}{reserved}, {limit}"
 
 
 def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ class SweepLimits(Section):
     """Limits of the sweep's cost and time."""
 
     cost: Annotated[Dollars, Field(gt=0)] | None = None
-    """Budget of all trials together. A trial starts only if its ceiling and the reserve for its stop fit into it."""
+    """Budget of all trials together. A trial starts only if its highest cost and the reserve for its stop fit into it."""
     time: Annotated[Duration, Field(ge=60)] | None = None
     """Time since the start of the sweep after which running trials are stopped and no others start."""
 

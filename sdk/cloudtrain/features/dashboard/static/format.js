@@ -29,9 +29,14 @@ function formatNumber(value) {
   return String(Number(value.toPrecision(5)));
 }
 
-/** Return a metric of a status or a table as the commands print it. */
-function describeMetric(value, digits = 4) {
+/** Return a metric of a status or a table as the commands print it: four significant digits, `2,696` from thousands on. */
+function describeMetric(value) {
   if (value === null || value === undefined) return "not finite";
+  const digits = 4;
+  const size = Math.abs(Number(value.toPrecision(digits)));
+  if (size >= 1e3 && size < 1e9) {
+    return value.toLocaleString("en-US", { maximumFractionDigits: 0, roundingMode: "halfEven" });
+  }
   const [mantissa, exponent] = value.toExponential(digits - 1).split("e").map(Number);
   if (exponent >= -4 && exponent < digits) return String(Number(value.toPrecision(digits)));
   return `${mantissa}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;

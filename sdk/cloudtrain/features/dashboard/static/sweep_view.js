@@ -30,7 +30,7 @@ class SweepView {
       el("p", { class: "reason" }, content.reason ?? ""), this.notice,
       facts([["objective", `${objective.metric}, ${objective.goal}`], ["strategy", `${content.strategy}, engine ${content.engine}`],
         ["trials", `${trials.length} of ${content.planned_trials}, ${ended} with an objective`],
-        ["best", best ? `${describeMetric(best.objective, 6)} (trial ${best.number})` : ""],
+        ["best", best ? `${describeMetric(best.objective)} (trial ${best.number})` : ""],
         ["spent", content.budget_usd === null ? "" : `${formatUsd(content.spent_usd)} of ${formatUsd(content.budget_usd)}`],
         ["reserved", content.budget_usd === null ? "" : formatUsd(content.reserved_usd)]].filter((pair) => pair[1] !== "")));
     const link = (run) => (run ? el("a", { href: `#/run/${encodeURIComponent(`${content.backend}:${run}`)}` }, run) : "");
@@ -46,7 +46,7 @@ class SweepView {
       ...(isDrawn ? [section("sweep-parallel", "Parallel coordinates", parallelCoordinates(trials.map((each) => `trial ${each.number}`), axes))] : []),
       section("sweep-trials", "Trials", table("Trials, best first", ["trial", "state", objective.metric, ...paths, "cost", "run"], ranked.map((each) => [
         el("span", { class: best?.number === each.number ? "best" : "" }, `${each.number}${best?.number === each.number ? " (best)" : ""}`),
-        el("span", { title: each.reason ?? "" }, stateBadge(each.state)), each.objective === null ? "" : describeMetric(each.objective, 6),
+        el("span", { title: each.reason ?? "" }, stateBadge(each.state)), each.objective === null ? "" : describeMetric(each.objective),
         ...paths.map((path) => text(each.values[path])), each.cost_usd ? formatUsd(each.cost_usd) : "", link(each.run)]))));
   }
 
@@ -77,7 +77,7 @@ function sweepHistory({ trials, objective }) {
     const isBetter = each.state === "SUCCEEDED" && (!best.length || (objective.goal === "max" ? each.objective > best.at(-1).value : each.objective < best.at(-1).value));
     if (isBetter) best.push({ number: each.number, value: each.objective });
     const dot = svg("circle", { cx: x(each.number), cy: y(each.objective), r: 4, class: each.state === "SUCCEEDED" ? "dot" : "dot faint" });
-    dot.append(titleOf(`trial ${each.number}, ${each.state}: ${describeMetric(each.objective, 6)}`));
+    dot.append(titleOf(`trial ${each.number}, ${each.state}: ${describeMetric(each.objective)}`));
     drawing.append(dot);
   }
   const steps = best.map((each, index) => `${index ? `H${x(each.number)} V${y(each.value)}` : `M${x(each.number)},${y(each.value)}`}`);
