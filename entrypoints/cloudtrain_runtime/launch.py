@@ -407,7 +407,7 @@ class _Stop:
     """Handles stop notices, from the launcher's start on.
 
     Ranks that act on the notice see it at their next step boundary, save together and exit. Any other process (a script
-    that does not act on it, a long start-up) receives SIGTERM at once. A second notice has no effect.
+    that does not act on it, a long start-up) receives SIGTERM at once. A second notice changes nothing.
     """
 
     def __init__(self, tree: MlTree) -> None:

@@ -93,7 +93,7 @@ class CheckpointFolder:
         return max(set.intersection(*map(set, by_rank)), default=None)
 
     def prepare(self, start: int) -> None:
-        """Delete what an earlier attempt has left behind after the step that this run starts from.
+        """Delete what an earlier attempt has saved after the step that this run starts from.
 
         Raises:
             CheckpointError: the folder has newer checkpoints of a run that this one does not continue.

@@ -32,12 +32,12 @@ _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_preparation_
 
 
 def attach(trainer: Trainer) -> RunCallback:
-    """Connect a Trainer with the run; call it before `trainer.train`. Outside of a run it has no effect.
+    """Connect a Trainer with the run; call it before `trainer.train`. Outside of a run it does nothing.
 
     The run then shows the trainer's progress and what it logs (`logging_steps`). `train` saves the trainer's
     checkpoints in `context().checkpoint_dir` when the job's `checkpoint.every` says so and at the end, keeps
     `checkpoint.keep` of them, saves and returns after a stop notice, and continues from the newest complete
-    checkpoint. `output_dir`, `save_strategy` and `save_total_limit` have no effect; with `load_best_model_at_end`
+    checkpoint. `output_dir`, `save_strategy` and `save_total_limit` are not used; with `load_best_model_at_end`
     the trainer's own saves stay, and the best one is kept.
 
     Args:

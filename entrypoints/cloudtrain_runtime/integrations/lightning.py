@@ -35,7 +35,7 @@ _MODELS = "lightning"
 
 
 def attach(trainer: pl.Trainer) -> RunCallback:
-    """Connect a Trainer with the run; call it before `trainer.fit`. Outside of a run it has no effect.
+    """Connect a Trainer with the run; call it before `trainer.fit`. Outside of a run it does nothing.
 
     The run then shows the trainer's progress and metrics. It saves checkpoints of Lightning's format below
     `context().checkpoint_dir` when the job's `checkpoint.every` says so and at the end, keeps `checkpoint.keep` of

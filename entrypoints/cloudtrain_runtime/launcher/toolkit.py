@@ -47,7 +47,7 @@ _TAIL_LINES = 50
 
 def main() -> int:
     """Run this host's part of an estimator's job; return the exit code of the container."""
-    # AWS's toolkit is PID 1 without a handler: a stop notice has no effect until SIGKILL.
+    # AWS's toolkit is PID 1 without a handler: it ignores a stop notice until SIGKILL.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tree = ml_tree(os.environ)
     for folder in (tree.model, tree.output_data):

@@ -83,7 +83,7 @@ class Heartbeat:
 def tick(step: int) -> None:
     """Report that this rank has reached a step. The first tick starts the monitoring.
 
-    Outside of a run it has no effect.
+    Outside of a run it does nothing.
     """
     if _own is not None:
         _own.tick(step)
@@ -96,7 +96,7 @@ def refresh() -> None:
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Let the launcher monitor this process, a rank, and request its stacks. Without its folder it has no effect."""
+    """Let the launcher monitor this process, a rank, and request its stacks. Without its folder it does nothing."""
     global _own  # noqa: PLW0603 (one process has one heartbeat)
     folder = ml_tree(environ).heartbeats
     if folder.is_dir() and _own is None:

@@ -30,7 +30,7 @@ def report(step: int, total: int | None = None, **metrics: SupportsFloat) -> Non
     Every rank may call it after each step: it is the rank's heartbeat for `limits.hang`. The values of rank 0 count;
     `status`, `follow` and the curves show them. A background thread prints at most one value per metric and second
     (ten per second at first), always with the last one. A call costs microseconds and waits for neither the GPU nor
-    the log. Outside of a run it has no effect.
+    the log. Outside of a run it does nothing.
 
     Args:
         step: Optimizer steps done, including those before a resume.

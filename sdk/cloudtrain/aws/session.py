@@ -1,4 +1,4 @@
-"""boto3 sessions: one of this environment, and one that the environment and AWS's files have no effect on."""
+"""boto3 sessions: one of this environment, and one that ignores the environment and AWS's files."""
 
 from __future__ import annotations
 

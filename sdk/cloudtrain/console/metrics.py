@@ -112,6 +112,7 @@ def _value(row: Mapping[str, Any], name: str) -> str | Cell:
 _BEST = "32"
 _LONGEST_VALUE = 20
 _LEAST_NAME = 24
+_LEAST_TITLE = 15
 
 
 def print_comparison(found: Comparison) -> None:
@@ -163,7 +164,7 @@ def _print_runs_as_rows(
             title=_short(names[index]),
             is_number=True,
             drop=len(order) - place if place else 0,
-            least=_LEAST,
+            least=_LEAST_TITLE,
         )
         for place, index in enumerate(order)
     ]

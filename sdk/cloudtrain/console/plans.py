@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_message, progress_bar
-from cloudtrain.console.facts import print_facts
+from cloudtrain.console.tables import Column, cut_text, print_fields, print_sentence, print_table
+from cloudtrain.console.terminal import is_terminal
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration, format_size, format_usd
@@ -84,7 +85,7 @@ def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
     if plan.uses_account and plan.cost.ceiling_usd is not None:
         rows.append(("not covered", "; ".join(plan.cost.not_covered)))
     rows += _rehearsal_rows(plan)
-    print_facts(rows)
+    print_fields(rows)
     for decision in plan.decisions:
         print(f"  {decision}")
 
@@ -323,6 +324,24 @@ def _cost(plan: Plan) -> str:
     return f"{format_usd(cost.usd_per_hour)} per hour{on_demand}, {estimate} ({dated})"
 
 
+_SHORT_DIGEST = 13
+_FILE_COLUMNS = (
+    Column("size", is_number=True),
+    Column("file", least=30),
+    Column("why", least=20, is_dim=True),
+)
+
+
+def _print_file_rows(rows: Sequence[tuple[str, str, str]]) -> None:
+    """Print size, name and reason of files."""
+    padded = [(f"{size:>10}", name, f"({why})") for size, name, why in rows]
+    if is_terminal():
+        print_table(_FILE_COLUMNS, padded, has_header=False)
+        return
+    for cells in padded:
+        print("  ".join(cells))
+
+
 def print_files(contents: Contents, *, show_all: bool) -> None:
     """Print the included and the excluded files; where the list would be long, one line per folder."""
     from cloudtrain.bundle import printable_name
@@ -330,16 +349,19 @@ def print_files(contents: Contents, *, show_all: bool) -> None:
     rows = [(entry.size, printable_name(entry.name), entry.why) for entry in contents.entries]
     if not show_all and len(rows) > _MAX_LINES:
         rows = _by_folder(rows)
-    for size, name, why in rows:
-        print(f"{format_size(size):>10}  {name}  ({why})")
+    _print_file_rows([(format_size(size), name, why) for size, name, why in rows])
     info = contents.info
-    print(f"{format_size(info.bytes):>10}  in {count(info.files, 'file')}, sha256 {info.digest}")
+    digest = cut_text(info.digest, _SHORT_DIGEST) if is_terminal() else info.digest
+    print(f"{format_size(info.bytes):>10}  in {count(info.files, 'file')}, sha256 {digest}")
     if contents.left_out:
         print("excluded:")
         lines = [(left.bytes, left.name, left.reason) for left in contents.left_out]
-        for left_bytes, name, reason in lines if show_all else lines[:_MAX_LINES]:
-            left_size = "" if left_bytes is None else format_size(left_bytes)
-            print(f"{left_size:>10}  {name}  ({reason})")
+        _print_file_rows(
+            [
+                ("" if left_bytes is None else format_size(left_bytes), name, reason)
+                for left_bytes, name, reason in (lines if show_all else lines[:_MAX_LINES])
+            ]
+        )
         if not show_all and len(lines) > _MAX_LINES:
             print(f"{'':>10}  and {len(lines) - _MAX_LINES} more, named with --all")
         if any(left.is_by_default for left in contents.left_out):

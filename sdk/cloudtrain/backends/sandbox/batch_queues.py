@@ -1,6 +1,6 @@
 """AWS Batch's operations on service jobs, with one job queue, first in, first out, whose jobs become training jobs.
 
-Source: AWS Batch user guide, 2026-11. A job has one attempt; priority and timeout are stored, and have no effect.
+Source: AWS Batch user guide, 2026-11. A job has one attempt; priority and timeout are stored and not used.
 """
 
 from __future__ import annotations

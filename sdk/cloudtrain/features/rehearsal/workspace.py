@@ -186,7 +186,7 @@ def _names(process: psutil.Process, place: str) -> bool:
 
 @contextlib.contextmanager
 def interrupting_on_signals() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as an interrupt in this block, so that nothing is left behind."""
+    """Treat SIGTERM and SIGHUP as an interrupt in this block, so that everything is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -54,10 +54,11 @@ def print_sweep_plan(plan: SweepPlan) -> None:
         *(("space" if path == paths[0] else "", f"{path}: {plan.space[path]}") for path in paths),
         ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
         ("price", _price(plan)),
-        ("limit", _limit(plan)),
+        # Trials that cost nothing need no limit.
+        *((("limit", _limit(plan)),) if plan.ceiling_usd != 0 else ()),
         (
             "planned",
-            f"{plan.planned} jobs: every bound and choice, and samples; {plan.refused} samples refused",
+            f"{plan.planned} jobs with values of the space, {plan.refused} of them refused",
         ),
     ]
     if plan.lengths:
@@ -98,7 +99,7 @@ def print_sweep(status: SweepStatus) -> None:
         if left_out:
             print_sentence(
                 f"without {', '.join(left_out)}; all of a trial: "
-                f"{command_name()} sweep show {status.sweep} TRIAL",
+                f"{command_name()} sweep show SWEEP TRIAL",
                 print_message,
             )
 

@@ -1,7 +1,7 @@
 """Trainers of libraries that always begin at step 0, by a script's source: nothing is imported.
 
 The trainers of Transformers, TRL and Lightning continue from a checkpoint only if the call that trains names it. An
-option such as `--resume_from_checkpoint` is parsed by their argument classes and has no effect of its own.
+option such as `--resume_from_checkpoint` is parsed by their argument classes and resumes nothing by itself.
 """
 
 from __future__ import annotations
