@@ -8,7 +8,16 @@ import pytest
 from support.jobs import REPOSITORY, Terminal
 from support.printed_tables import TABLES
 
-from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
+from cloudtrain.console.tables import (
+    Cell,
+    Column,
+    cell_count,
+    cut_text,
+    print_fields,
+    print_sentence,
+    run_cell,
+    table_lines,
+)
 from cloudtrain.support.units import format_age, format_number
 
 REFERENCE = "local:digits-261125-223727-71810a"
@@ -145,3 +154,21 @@ def test_every_table_fits_a_terminal(name: str, columns: int) -> None:
     lines = [line.rstrip() for line in plain.splitlines()]
     assert len(lines) > 1
     assert [line for line in lines if cell_count(line) > columns] == []
+
+
+def test_sentences_and_fields_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: 20)
+    lines: list[str] = []
+    print_sentence("  some words and /a/path/that/is/longer/than/that more", lines.append)
+    assert lines == ["  some words and", "    /a/path/that/is/longer/than/that", "    more"]
+    lines.clear()
+    print_fields([("name", "some words that go on"), ("of", "it")], lines.append)
+    assert lines == ["name  some words", "      that go on", "of    it"]
+
+
+def test_a_pipe_gets_sentences_and_fields_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: None)
+    lines: list[str] = []
+    print_sentence("some words " * 20, lines.append)
+    print_fields([("name", "some words " * 20)], lines.append)
+    assert len(lines) == 2

@@ -87,7 +87,7 @@ def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
     rows += _rehearsal_rows(plan)
     print_fields(rows)
     for decision in plan.decisions:
-        print(f"  {decision}")
+        print_sentence(f"  {decision}")
 
 
 def _cluster(plan: Plan) -> str:

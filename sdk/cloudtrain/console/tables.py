@@ -151,15 +151,17 @@ def print_fields(rows: Sequence[tuple[str, str]], write: Callable[[str], None] =
 
 
 def print_sentence(text: str, write: Callable[[str], None] = print) -> None:
-    """Print a sentence; on a terminal in lines that fit, the second one and those after it indented."""
+    """Print a sentence; on a terminal in lines that fit, those after the first one indented further."""
     width = terminal_width()
     if width is None:
         write(text)
         return
-    first, *others = wrapped(text, width - GAP)
-    write(first)
+    content = text.lstrip(" ")
+    indent = " " * (len(text) - len(content))
+    first, *others = wrapped(content, width - len(indent) - GAP)
+    write(indent + first)
     for line in others:
-        write(" " * GAP + line)
+        write(indent + " " * GAP + line)
 
 
 def wrapped(text: str, room: int) -> list[str]:
