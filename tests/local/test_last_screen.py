@@ -91,7 +91,9 @@ def test_a_failure_of_four_ranks_is_told_once(cli: Cli, job: Callable[..., Path]
     assert "(all 4 ranks" in last
     assert re.search(r"kept +checkpoint of step \d+", last)
     assert re.search(
-        r"fix points.py:21, then: \S*cloudtrain submit \S+ --local --continue \w{6}$", last, re.MULTILINE
+        r"fix points.py:21, then: \S*cloudtrain submit \S+ --local --continue \w{6}$",
+        last,
+        re.MULTILINE,
     )
     _, table = on_terminal("list", cwd=path.parent)
     assert table[0].split() == ["ID", "JOB", "STATE", "AGE", "TOOK", "RESULT"]
@@ -101,6 +103,8 @@ def test_a_failure_of_four_ranks_is_told_once(cli: Cli, job: Callable[..., Path]
     run = cli("list", "--json").json["runs"][0]["run"]
     piped = cli("follow", run)
     assert (piped.out + piped.err).count(ERROR) <= 4
-    assert re.search(rf"^next: fix points.py:21, then: .* --continue {run}$", piped.out, re.MULTILINE)
+    assert re.search(
+        rf"^next: fix points.py:21, then: .* --continue {run}$", piped.out, re.MULTILINE
+    )
     assert re.search(r"^state +FAILED: ", piped.out, re.MULTILINE)
     assert re.search(r"^cause +the job's own code$", piped.out, re.MULTILINE)

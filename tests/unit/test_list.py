@@ -168,7 +168,7 @@ def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_p
     shown = on_terminal()
     for state, colour in (("SUCCEEDED", "32"), ("FAILED", "1;31"), ("STOPPED", "33")):
         assert f"\x1b[{colour}m{state}" in shown
-    assert "validation/loss 0.25" in shown
+    assert "loss 0.25" in shown
     for plain in (on_terminal(NO_COLOR="1"), on_terminal(TERM="dumb"), cli("list").out):
         assert "FAILED" in plain
         assert "\x1b[1;31m" not in plain

@@ -8,16 +8,8 @@ import pytest
 from support.jobs import REPOSITORY, Terminal
 from support.printed_tables import TABLES
 
-from cloudtrain.console.tables import (
-    Cell,
-    Column,
-    cell_count,
-    cut_text,
-    print_fields,
-    print_sentence,
-    run_cell,
-    table_lines,
-)
+from cloudtrain.console.facts import print_facts, print_sentence
+from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
 from cloudtrain.support.units import format_age, format_number
 
 REFERENCE = "local:digits-261125-223727-71810a"
@@ -162,7 +154,7 @@ def test_sentences_and_fields_break_between_words(monkeypatch: pytest.MonkeyPatc
     print_sentence("  some words and /a/path/that/is/longer/than/that more", lines.append)
     assert lines == ["  some words and", "    /a/path/that/is/longer/than/that", "    more"]
     lines.clear()
-    print_fields([("name", "some words that go on"), ("of", "it")], lines.append)
+    print_facts([("name", "some words that go on"), ("of", "it")], lines.append)
     assert lines == ["name  some words", "      that go on", "of    it"]
 
 
@@ -170,5 +162,5 @@ def test_a_pipe_gets_sentences_and_fields_in_one_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: None)
     lines: list[str] = []
     print_sentence("some words " * 20, lines.append)
-    print_fields([("name", "some words " * 20)], lines.append)
+    print_facts([("name", "some words " * 20)], lines.append)
     assert len(lines) == 2

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name, print_message
-from cloudtrain.console.tables import Cell, Column, handle_of, print_sentence, print_table
+from cloudtrain.console.facts import print_sentence
+from cloudtrain.console.tables import Cell, Column, handle_of, print_table
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_age, format_duration, format_size
 

@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from cloudtrain.console import coloured, column_lines
-from cloudtrain.console.tables import cell_count, terminal_width
+from cloudtrain.console.tables import GAP, cell_count, terminal_width
 from cloudtrain.support.notebook.summary import Row
 
 _COMMAND = re.compile(r":\s+(?=cloudtrain )")
 _LEAST_ROOM = 20
-_INDENT = 2
 _DIM = "2"
 
 
@@ -31,13 +30,13 @@ def fact_lines(rows: Sequence[Row], width: int | None) -> list[str]:
     if width is None:
         return column_lines(rows)
     names = max((cell_count(name) for name, _ in rows), default=0)
-    room = max(_LEAST_ROOM, width - names - _INDENT)
+    room = max(_LEAST_ROOM, width - names - GAP)
     lines = []
     for name, value in rows:
-        start = coloured(f"{name:<{names}}", _DIM) + " " * _INDENT
+        start = coloured(f"{name:<{names}}", _DIM) + " " * GAP
         for part in _parts(value, room):
             lines.append((start + part).rstrip())
-            start = " " * (names + _INDENT)
+            start = " " * (names + GAP)
     return lines
 
 
@@ -55,8 +54,26 @@ def _parts(value: str, room: int) -> Iterator[str]:
 
 
 def wrapped(text: str, room: int) -> list[str]:
-    """Return a text in lines of at most this many cells; a longer word, such as a path, has a line of its own."""
-    # Its import takes 2 ms.
-    import textwrap
+    """Return a text as lines of a number of cells, broken between words only: paths can be copied."""
+    lines = [""]
+    for word in text.split(" "):
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_count(longer) <= room or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
-    return textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+
+def print_sentence(text: str, write: Callable[[str], None] = print) -> None:
+    """Print a sentence; on a terminal in lines that fit, those after the first one indented further."""
+    width = terminal_width()
+    if width is None:
+        write(text)
+        return
+    content = text.lstrip(" ")
+    indent = " " * (len(text) - len(content))
+    first, *others = wrapped(content, width - len(indent) - GAP)
+    write(indent + first)
+    for line in others:
+        write(indent + " " * GAP + line)

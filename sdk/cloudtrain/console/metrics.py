@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_message
+from cloudtrain.console.facts import print_sentence
 from cloudtrain.console.tables import (
     GAP,
     Cell,
     Column,
     cell_count,
     cut_text,
-    print_sentence,
     print_table,
     run_cell,
     terminal_width,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_message, progress_bar
-from cloudtrain.console.tables import Column, cut_text, print_fields, print_sentence, print_table
+from cloudtrain.console.facts import print_facts, print_sentence
+from cloudtrain.console.tables import Column, cut_text, print_table
 from cloudtrain.console.terminal import is_terminal
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place
@@ -85,7 +86,7 @@ def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
     if plan.uses_account and plan.cost.ceiling_usd is not None:
         rows.append(("not covered", "; ".join(plan.cost.not_covered)))
     rows += _rehearsal_rows(plan)
-    print_fields(rows)
+    print_facts(rows)
     for decision in plan.decisions:
         print_sentence(f"  {decision}")
 

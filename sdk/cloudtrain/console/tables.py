@@ -134,48 +134,6 @@ def table_lines(
     return [gap.join(line).rstrip() for line in zip(*blocks, strict=True)]
 
 
-def print_fields(rows: Sequence[tuple[str, str]], write: Callable[[str], None] = print) -> None:
-    """Print names and values; on a terminal a long value continues below its beginning."""
-    width = terminal_width()
-    if width is None:
-        lines = column_lines(rows)
-    else:
-        indent = max((cell_count(name) for name, _ in rows), default=0) + GAP
-        lines = []
-        for name, value in rows:
-            first, *others = wrapped(value, width - indent)
-            lines.append(f"{name}{' ' * (indent - cell_count(name))}{first}".rstrip())
-            lines += [" " * indent + each for each in others]
-    for line in lines:
-        write(line)
-
-
-def print_sentence(text: str, write: Callable[[str], None] = print) -> None:
-    """Print a sentence; on a terminal in lines that fit, those after the first one indented further."""
-    width = terminal_width()
-    if width is None:
-        write(text)
-        return
-    content = text.lstrip(" ")
-    indent = " " * (len(text) - len(content))
-    first, *others = wrapped(content, width - len(indent) - GAP)
-    write(indent + first)
-    for line in others:
-        write(indent + " " * GAP + line)
-
-
-def wrapped(text: str, room: int) -> list[str]:
-    """Return a text as lines of a number of cells, broken between words only: paths can be copied."""
-    lines = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if cell_count(longer) <= room or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
-
-
 def _pipe_lines(columns: Sequence[Column], rows: Sequence[Row], *, has_header: bool) -> list[str]:
     texts = [
         [column.name, *(cell.text for cell in cells)]

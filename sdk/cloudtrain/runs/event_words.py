@@ -42,7 +42,11 @@ def describe_event(event: Event) -> str:
     except (LookupError, TypeError, ValueError, ArithmeticError):
         # Fields are missing or odd: an event of another version, or of a script.
         text = _describe_unknown(event)
-    # A script's event can have half of a character, which no stream can encode.
+    return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    """Return a text without halves of characters, which JSON can have and no stream can encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -57,7 +61,7 @@ def _word_invalid(text: str) -> str:
         return text
     if not isinstance(content.get("event"), str):
         return text
-    return before + describe_event(content)
+    return before + _encodable(_describe_unknown(content))
 
 
 def _is_silent(event: Event) -> bool:

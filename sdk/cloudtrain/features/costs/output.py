@@ -9,7 +9,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import command_name, print_message, print_text
-from cloudtrain.console.tables import Cell, Column, print_sentence, print_table
+from cloudtrain.console.facts import print_sentence
+from cloudtrain.console.tables import Cell, Column, print_table
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_usd
 

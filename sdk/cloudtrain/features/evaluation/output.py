@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cloudtrain.console import print_message, print_text
-from cloudtrain.console.tables import Cell, Column, print_sentence, print_table, run_cell
+from cloudtrain.console.facts import print_sentence
+from cloudtrain.console.tables import Cell, Column, print_table, run_cell
 from cloudtrain.runs.evaluations import Evaluation, Ranking
 from cloudtrain.runs.shown_metrics import describe_metric
 

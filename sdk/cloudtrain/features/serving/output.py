@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cloudtrain import console
-from cloudtrain.console.tables import Cell, Column, print_fields, print_table
+from cloudtrain.console.facts import print_facts
+from cloudtrain.console.tables import Cell, Column, print_table
 from cloudtrain.support.backend_facts import backend_option, facts_of
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -24,7 +25,7 @@ def print_deployment(found: Deployment, *, is_plan: bool) -> None:
     rows += [("check", each) for each in found.checks]
     if found.answer:
         rows.append(("answer", found.answer[:200]))
-    print_fields(rows)
+    print_facts(rows)
     if not is_plan:
         where = backend_option(found.backend)
         console.print_message(

@@ -16,7 +16,7 @@ import click
 from cloudtrain import console
 from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import account_options, decline, json_option
-from cloudtrain.console.tables import print_sentence
+from cloudtrain.console.facts import print_sentence
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.features.setup.new_job import TEMPLATES, create_job, lacks_packages
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command

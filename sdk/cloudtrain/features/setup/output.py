@@ -19,15 +19,8 @@ from cloudtrain.console import (
     print_message,
     print_text,
 )
-from cloudtrain.console.tables import (
-    GAP,
-    Cell,
-    Column,
-    cell_count,
-    print_sentence,
-    print_table,
-    terminal_width,
-)
+from cloudtrain.console.facts import print_sentence
+from cloudtrain.console.tables import GAP, Cell, Column, cell_count, print_table, terminal_width
 from cloudtrain.console.terminal import is_terminal
 from cloudtrain.errors import SettingsError
 

@@ -7,15 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name, print_json, print_message
-from cloudtrain.console.tables import (
-    Cell,
-    Column,
-    handle_of,
-    print_fields,
-    print_sentence,
-    print_table,
-    table_lines,
-)
+from cloudtrain.console.facts import print_facts, print_sentence
+from cloudtrain.console.tables import Cell, Column, handle_of, print_table, table_lines
 from cloudtrain.console.terminal import is_terminal, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.features.sweeps.results import (
@@ -63,7 +56,7 @@ def print_sweep_plan(plan: SweepPlan) -> None:
     ]
     if plan.lengths:
         rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
-    print_fields([(name, printable(value)) for name, value in rows])
+    print_facts([(name, printable(value)) for name, value in rows])
     print_plan_warnings(plan)
 
 
@@ -92,7 +85,7 @@ def print_changed_code(stored: StoredSweep, file: str) -> None:
 
 def print_sweep(status: SweepStatus) -> None:
     """Print the status of a sweep and the ranking of its trials."""
-    print_fields([(name, printable(value)) for name, value in status_rows(status)])
+    print_facts([(name, printable(value)) for name, value in status_rows(status)])
     if status.trials:
         print()
         left_out = print_table(_columns(status), _rows(status), colours=_COLOURS)
@@ -120,7 +113,7 @@ def print_trial(sweep: str, trial: Trial) -> None:
     runs = [run for run in (*trial.earlier, trial.run) if run]
     rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
     rows += [("cost", f"{format_usd(trial.settled_usd)}")] if trial.settled_usd else []
-    print_fields([(name, printable(value)) for name, value in rows])
+    print_facts([(name, printable(value)) for name, value in rows])
     if runs:
         run = handle_of(runs[-1]) if is_terminal() else runs[-1]
         print_message(f"next: {command_name()} status {run}, {command_name()} logs {run}")
@@ -157,8 +150,9 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
     ) as live:
         for status in sweep.statuses(lambda text: live.console.print(Text(printable(text)))):
             lines: list[str] = []
-            print_fields(
-                [(name, printable(value)) for name, value in status_rows(status)], lines.append
+            print_facts(
+                [(name, printable(value)) for name, value in status_rows(status)],
+                write=lines.append,
             )
             width = live.console.width
             lines += ["", *table_lines(_columns(status), _rows(status), width, colours=_COLOURS)]
