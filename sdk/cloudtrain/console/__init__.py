@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
-from cloudtrain.errors import CloudtrainError, SpecError, UntrustedHomeError
+from cloudtrain.errors import CloudtrainError, SettingsError, SpecError, UntrustedHomeError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.errors import UntrustedSettingsError
 
+_STARTED = time.time()
 PROGRESS_DELAY_SECONDS = 1.0
 """Time after which a progress bar appears."""
 
@@ -65,6 +66,11 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
         print_problems(error, as_json=as_json)
         return
     print_message(f"error: {error.for_terminal()}")
+    if isinstance(error, SettingsError):
+        from cloudtrain.console.source_lines import excerpt_at
+
+        for line in excerpt_at(error.message, newest=_STARTED):
+            print_message(line)
     for note in getattr(error, "__notes__", ()):
         print_message(note)
     if as_json:
@@ -84,9 +90,13 @@ def print_declined(message: str, *, as_json: bool) -> None:
 
 
 def print_problems(error: SpecError, *, as_json: bool) -> None:
-    """Print the problems of a job, one per line."""
+    """Print the problems of a job, one per line; on a terminal also the lines of the file, with a caret at the place."""
+    from cloudtrain.console.source_lines import excerpt_of
+
     for problem in error.problems:
         print_message(str(problem))
+        for line in excerpt_of(problem, newest=_STARTED):
+            print_message(line)
     count = len(error.problems)
     plural = "" if count == 1 else "s"
     print_message(f"{count} problem{plural}")

@@ -1,0 +1,189 @@
+"""The line of a file in which a problem is, with a caret below its place, for a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloudtrain.errors import Problem
+from cloudtrain.secrets.values import is_random_secret, is_secret_argument, is_secret_variable
+from cloudtrain_runtime.contract.redaction import redact
+
+_RED = "31"
+_CUT = "…"
+_MAX_BYTES = 1_000_000
+_LEAST_ROOM = 20
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""Line breaks of YAML."""
+_PAIR = re.compile(r"""(?=(?<![\w-])([\w-]+)["']?(?:\s*[:=,]\s*|\s+)["']?([^\s,}\]"']+))""")
+"""A name and what follows it, as in `name: value`, `name=value` and `[--name, value]`."""
+_IMPORTS = ("import ", "from ")
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """A line without tabs and control characters, and the characters that are marked: `text[start:end]`."""
+
+    text: str
+    start: int
+    end: int
+
+
+def excerpt_of(problem: Problem, *, newest: float) -> list[str]:
+    """Return the lines to print below a problem: its source line, and carets below its key or value.
+
+    The list is empty where standard error is not a terminal, where the file does not show the problem (it cannot be
+    read, lacks the line, or the line does not name the field), and where the line may contain a secret.
+
+    Args:
+        problem: The problem.
+        newest: A file that was changed later, in seconds since 1970, is not shown: the place may be another one now.
+    """
+    if problem.line is None or problem.column is None or not _is_terminal():
+        return []
+    lines = _read_lines(Path(problem.file), newest)
+    if problem.line > len(lines):
+        return []
+    if not _names_field(problem.path, lines[: problem.line]):
+        # The place of a field that is missing is that of its section.
+        return []
+    return _draw(lines[problem.line - 1], problem.line, problem.column, Path(problem.file).suffix)
+
+
+def excerpt_at(place: str, *, newest: float) -> list[str]:
+    """Return the same for a text that begins with `file:line: ` or `file:line:column: `."""
+    found = re.match(r"(.+?):(\d+)(?::(\d+))?: ", place)
+    if found is None or not _is_terminal():
+        return []
+    lines = _read_lines(Path(found[1]), newest)
+    number = int(found[2])
+    if number > len(lines):
+        return []
+    line = lines[number - 1]
+    indent = len(line) - len(line.lstrip())
+    column = int(found[3] or indent + 1)
+    return _draw(line, number, column, Path(found[1]).suffix)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+
+
+def _read_lines(file: Path, newest: float) -> list[str]:
+    """Return a file's lines without keys and tokens; none if it cannot be read, or was changed later."""
+    try:
+        status = file.stat()
+        if not file.is_file() or status.st_size > _MAX_BYTES or status.st_mtime > newest:
+            return []
+        text = file.read_bytes().decode("utf-8-sig")
+    except (OSError, ValueError):
+        return []
+    lines = _LINE_BREAK.split(text)
+    # Some secrets, such as keys, have several lines.
+    redacted = _LINE_BREAK.split(redact(text))
+    return redacted if len(redacted) == len(lines) else []
+
+
+def _names_field(path: str, lines: list[str]) -> bool:
+    names = re.findall(r"[^.\[\]\s]*[^.\[\]\s\d][^.\[\]\s]*", path)
+    return not names or any(names[-1] in line for line in lines)
+
+
+def _draw(line: str, number: int, column: int, suffix: str) -> list[str]:
+    """Return the line and its carets, as wide as the terminal."""
+    start = column - 1
+    if not line.strip() or start > len(line) or _has_secret(line):
+        return []
+    # A tab is one column of a message, and has to be one on the terminal.
+    text = "".join(char if char.isprintable() else " " for char in line)
+    marked = _Marked(text, start, max(start + 1, _end_of_token(text, start, suffix)))
+    gutter = f"  {number} | "
+    room = max(_LEAST_ROOM, shutil.get_terminal_size().columns - len(gutter) - 1)
+    shown = _cut(marked, room)
+    blank = " " * _width(shown.text[: shown.start])
+    carets = "^" * max(1, _width(shown.text[shown.start : shown.end]))
+    empty = " " * (len(gutter) - len("| ")) + "| "
+    return [f"{gutter}{shown.text}", f"{empty}{blank}{_in_red(carets)}"]
+
+
+def _has_secret(line: str) -> bool:
+    if any(map(is_random_secret, re.findall(r"[\w+/=-]{40,}", line))):
+        return True
+    return any(
+        is_secret_variable(name, value) or is_secret_argument(name.lstrip("-"), value)
+        for name, value in _PAIR.findall(line)
+    )
+
+
+def _in_red(text: str) -> str:
+    return text if os.environ.get("NO_COLOR") else f"\x1b[{_RED}m{text}\x1b[0m"
+
+
+def _end_of_token(line: str, start: int, suffix: str) -> int:
+    """Return where the key or value ends that begins at a place of a line."""
+    first = line[start : start + 1]
+    if first in ("'", '"'):
+        closing = line.find(first, start + 1)
+        return len(line.rstrip()) if closing < 0 else closing + 1
+    if first in ("{", "["):
+        return _end_of_brackets(line, start)
+    if suffix == ".py" and not line.startswith(_IMPORTS, start):
+        found = re.compile(r"[\w.]+").match(line, start)
+        return start if found is None else found.end()
+    # In braces and brackets a value ends with a comma.
+    before = line[:start]
+    is_inside = before.count("{") + before.count("[") > before.count("}") + before.count("]")
+    ends = r"\s+#|:(?=\s|$)|\s*=|\s*$"
+    if is_inside:
+        ends += r"|\s*[,\]}]"
+    found = re.compile(ends).search(line, start)
+    return len(line) if found is None else found.start()
+
+
+def _end_of_brackets(line: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(line)):
+        if line[index] in "{[":
+            depth += 1
+        elif line[index] in "}]":
+            depth -= 1
+        if depth == 0:
+            return index + 1
+    return len(line.rstrip())
+
+
+def _cut(marked: _Marked, room: int) -> _Marked:
+    """Return the part of a line around its marked characters that fits into a number of columns."""
+    if _width(marked.text) <= room:
+        return marked
+    first = 0
+    # A third of the room shows what is before the mark.
+    while _width(marked.text[first : marked.start]) > room // 3:
+        first += 1
+    before = _CUT if first else ""
+    last = len(marked.text)
+    while last > first and _width(f"{before}{marked.text[first:last]}{_CUT}") > room:
+        last -= 1
+    after = _CUT if last < len(marked.text) else ""
+    offset = len(before) - first
+    return _Marked(
+        text=f"{before}{marked.text[first:last]}{after}",
+        start=marked.start + offset,
+        end=min(marked.end, last) + offset,
+    )
+
+
+def _width(text: str) -> int:
+    """Return how many columns a text takes: East Asian characters take two, and accents none."""
+    return sum(map(_width_of_character, text))
+
+
+def _width_of_character(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in ("F", "W") else 1
