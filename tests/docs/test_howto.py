@@ -62,7 +62,8 @@ class Recipe:
 
 def command_of(line: str) -> list[str]:
     """Return the arguments of a line's `cloudtrain`; an empty list where it has none."""
-    words = shlex.split(line, comments=True)
+    substituted = re.sub(r"\w+=\$\((.*)\)", r"\1", line)
+    words = shlex.split(substituted, comments=True)
     if "cloudtrain" not in words:
         return []
     words = words[words.index("cloudtrain") + 1 :]

@@ -65,7 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         FailureClass.USER_CODE,
         r"\[Errno 30\] Read-only file system: '(?P<path>[^']+)'",
-        "{path} lies in a folder that can only be read, such as a channel of data: let the code write elsewhere, "
+        "{path} is in a folder that can only be read, such as a channel of data: let the code write elsewhere, "
         "caches below /tmp and results to SM_OUTPUT_DATA_DIR.",
     ),
     Rule(
