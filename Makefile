@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs picture reference clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test         make check, and one proof of each promise, on the installed wheel (ten minutes)"
 	@echo "make test-all     make test, and every other test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
+	@echo "make picture      record make demo again: the animated terminal of README and the documentation's first page"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
 	@echo "make simulate SEEDS=10000  submits, resumes, logs and sweeps against an account in memory, in worlds of so many seeds"
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
@@ -71,6 +72,10 @@ unit: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --quiet --fresh-env --nitpicky --fail-on-warning --keep-going --builder html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# The animated terminal of README and the documentation's first page, from a run on this machine.
+picture: $(VENV)/.installed-all
+	$(BIN)/python docs/pictures/record_terminal.py
 
 # The pages of docs/reference that are generated from the code.
 reference: $(VENV)/.installed-all
