@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 
-DOCS = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from repository_pages import with_links_to_pages, write_pages
+
+DOCS = Path(__file__).resolve().parent
 GPU_PAGE = DOCS.parent / "benchmarks" / "gpu_figures.py"
+
+# Pages that the sidebar shows below another one. They are here and not in the pages, where GitHub would show the directive.
+BELOW: Mapping[str, tuple[str, ...]] = {
+    "how-to/tasks": ("loops", "recipes", "fine-tuning", "evaluation", "numerics"),
+    "how-to/job-file": ("code", "secrets"),
+    "how-to/checkpoints": ("checkpoint-traps", "resume"),
+    "how-to/rehearse": ("rehearse-in-ci",),
+    "reference/job-yaml": ("request",),
+    "reference/python": ("runtime",),
+    "reference/permissions": ("outside-inputs",),
+    "architecture": ("reference/modules",),
+    "decisions/README": ("[0-9]*",),
+}
 
 project = "cloudtrain"
 author = "The cloudtrain authors"
 version = release = version_of("cloudtrain")
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+
+# Of a block with prompts, only the commands are copied, without the prompt.
+copybutton_prompt_text = "$ "
 
 # Every heading down to the third level has an anchor as on GitHub, so `page.md#heading` works in both places.
 myst_heading_anchors = 3
@@ -35,24 +61,25 @@ napoleon_use_rtype = False
 nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
+html_static_path = ["static"] if (DOCS / "static").is_dir() else []
+html_css_files = ["site.css"]
 html_title = f"cloudtrain {version}"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 html_show_sphinx = False
 
-_LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|path:|#)([^)\s#]+)(?=\))")
+_FOLDERS: dict[str, Path] = {}
+"""The folder that the links of a page are relative to, of pages that show a file from elsewhere in the repository."""
 
 
-def _offer_other_files_as_downloads(_: Sphinx, name: str, source: list[str]) -> None:
-    """Mark links to files outside of docs/ as paths, because Sphinx would look for pages of that name."""
-    folder = (DOCS / name).parent
-
-    def mark(match: re.Match[str]) -> str:
-        is_page = (folder / match[1]).resolve().is_relative_to(DOCS)
-        return match[1] if is_page else f"path:{match[1]}"
-
-    source[0] = _LINK.sub(mark, source[0])
+def _complete_page(_: Sphinx, name: str, source: list[str]) -> None:
+    """Lead links to files of the repository to the pages that show them, and add the pages below this one."""
+    below = BELOW.get(name)
+    if below is not None:
+        source[0] += "\n".join(["", "```{toctree}", ":hidden:", ":glob:", "", *below, "```", ""])
+    folder = _FOLDERS.get(name, (DOCS / name).parent)
+    source[0] = with_links_to_pages(source[0], folder, name)
 
 
 def _mark_code_blocks(*arguments: Any) -> None:
@@ -72,6 +99,7 @@ def _mark_code_blocks(*arguments: Any) -> None:
 def setup(app: Sphinx) -> None:
     """Connect what this site adds to Sphinx."""
     app.connect("autodoc-process-docstring", _mark_code_blocks, priority=100)  # before napoleon
-    app.connect("source-read", _offer_other_files_as_downloads)
+    app.connect("source-read", _complete_page)
     if GPU_PAGE.is_file():  # a copy of this folder alone has none
         subprocess.run([sys.executable, str(GPU_PAGE)], check=True)  # writes reference/gpu.md
+        _FOLDERS.update(write_pages())

@@ -41,6 +41,18 @@ def test_a_readme_begins_with_what_it_needs(name: str) -> None:
     assert set(match["extras"].split(",")) <= set(known)
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_readme_has_a_result_and_its_time(name: str) -> None:
+    text = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    (result,) = re.findall(r"^Result: .*?(?:\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.search(r"(?:minute|second)s?\b.* on\s+2 CPU\s+cores", result, flags=re.DOTALL), result
+
+
+def test_the_list_of_examples_has_each() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[([\w-]+)\]\(\1/README\.md\)", text, re.MULTILINE)) == FOLDERS
+
+
 @pytest.mark.parametrize(("name", "words"), PRINTED)
 def test_a_printed_submit_can_be_planned(
     cli: Cli, name: str, words: list[str], tmp_path: Path

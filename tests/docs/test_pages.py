@@ -18,10 +18,12 @@ from cloudtrain.cli.checkpoints import checkpoints
 from cloudtrain.job.spec import JobSpec
 
 DOCS = REPOSITORY / "docs"
+OTHERS = {"decisions", "_build", "examples", "files", "changelog.md", "contributing.md"}
+"""Decisions have a test of their own; the rest is what a build of the site leaves: copies of what is elsewhere."""
 PAGES = {
     str(path.relative_to(DOCS)): path.read_text()
     for path in sorted(DOCS.rglob("*.md"))
-    if not {"decisions", "_build"} & set(path.relative_to(DOCS).parts)
+    if not OTHERS & set(path.relative_to(DOCS).parts)
 }
 GENERATED = {
     f"reference/{name}.md"

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and loads nothing from other servers."""
+"""The documentation site builds without a warning, loads nothing from other servers, and shows what it links to."""
 
 import re
 import shutil
@@ -12,6 +12,12 @@ from support.jobs import REPOSITORY
 pytest.importorskip("sphinx")
 pytest.importorskip("furo")
 pytest.importorskip("myst_parser")
+pytest.importorskip("sphinx_copybutton")
+pytest.importorskip("sphinx_design")
+
+MOST_ENTRIES = 8
+"""Of a section of the sidebar."""
+MOST_IN_SIDEBAR = 60
 
 
 def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -47,6 +53,78 @@ def test_site_loads_nothing_from_other_servers(site: Path) -> None:
     ] == []
 
 
+def links(page: Path) -> list[str]:
+    return re.findall(r"<a\b[^>]*href=\"([^\"#?]+)", page.read_text(encoding="utf-8"))
+
+
+def test_no_link_downloads_a_file(site: Path) -> None:
+    """A source, a README or a notebook has a page."""
+    assert not (site / "_downloads").exists()
+    local = {
+        link
+        for page in site.rglob("*.html")
+        for link in links(page)
+        if not re.match(r"[a-z]+:", link)
+    }
+    assert {link for link in local if not link.endswith((".html", ".png", "/", ".svg"))} == set()
+
+
+def test_every_local_link_leads_to_a_page(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        for link in links(page):
+            assert re.match(r"[a-z]+:", link) or (page.parent / link).exists(), f"{page}: {link}"
+
+
+def sidebar(site: Path) -> dict[str, list[str]]:
+    """Return the entries of each section of the first page's sidebar, without those below an entry."""
+    text = (site / "index.html").read_text(encoding="utf-8")
+    parts = re.split(r"<p class=\"caption\"[^>]*><span class=\"caption-text\">", text)[1:]
+    return {
+        part.partition("<")[0]: re.findall(r"<li class=\"toctree-l1[^>]*><a[^>]*>([^<]+)", part)
+        for part in parts
+    }
+
+
+def test_sidebar_has_few_entries_in_each_section(site: Path) -> None:
+    sections = sidebar(site)
+    assert list(sections) == [
+        "Start",
+        "Train",
+        "Run on AWS",
+        "Look",
+        "Tune",
+        "Serve",
+        "Reference",
+        "Contributing",
+    ]
+    assert {name: len(found) for name, found in sections.items() if len(found) > MOST_ENTRIES} == {}
+    assert all(sections.values())
+    assert sum(map(len, sections.values())) <= MOST_IN_SIDEBAR
+
+
+def test_decisions_are_one_entry(site: Path) -> None:
+    assert [name for found in sidebar(site).values() for name in found if name[:2] == "0"] == []
+    assert "Decisions" in sidebar(site)["Contributing"]
+
+
+def test_prompts_are_not_copied(site: Path) -> None:
+    script = (site / "_static" / "copybutton.js").read_text(encoding="utf-8")
+    assert "copybuttonPromptText = '$ '" in script or "'$ '" in script
+
+
+def test_an_example_shows_its_job_its_code_and_its_result(site: Path) -> None:
+    page = re.sub(r"<[^>]+>", "", (site / "examples" / "digits.html").read_text(encoding="utf-8"))
+    assert "instance_type: ml.p4d.24xlarge" in page
+    assert "class Digits(Task" in page
+    assert "Result: a test accuracy of" in page
+
+
+def test_a_notebook_shows_its_cells(site: Path) -> None:
+    page = (site / "examples" / "plan_and_train.html").read_text(encoding="utf-8")
+    assert "Plan a job and train it here" in page
+    assert "JobSpec.from_yaml" in re.sub(r"<[^>]+>", "", page)
+
+
 @pytest.mark.parametrize(
     ("link", "message"),
     [
@@ -58,7 +136,8 @@ def test_site_loads_nothing_from_other_servers(site: Path) -> None:
 def test_broken_link_fails_the_build(tmp_path: Path, link: str, message: str) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
-    shutil.copy(REPOSITORY / "docs" / "conf.py", docs)
+    for name in ("conf.py", "repository_pages.py"):
+        shutil.copy(REPOSITORY / "docs" / name, docs)
     (docs / "concepts.md").write_text("# Concepts\n")
     (docs / "index.md").write_text(f"# Index\n\n[link]({link})\n\n```{{toctree}}\nconcepts\n```\n")
     done = build(docs, tmp_path / "site")
