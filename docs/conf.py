@@ -23,6 +23,7 @@ BELOW: Mapping[str, tuple[str, ...]] = {
     "how-to/job-file": ("code", "secrets"),
     "how-to/checkpoints": ("checkpoint-traps", "resume"),
     "how-to/rehearse": ("rehearse-in-ci",),
+    "how-to/debugging": ("../reference/errors",),
     "reference/job-yaml": ("request",),
     "reference/python": ("runtime",),
     "reference/permissions": ("outside-inputs",),
@@ -75,10 +76,11 @@ _FOLDERS: dict[str, Path] = {}
 
 def _complete_page(_: Sphinx, name: str, source: list[str]) -> None:
     """Lead links to files of the repository to the pages that show them, and add the pages below this one."""
-    below = BELOW.get(name)
-    if below is not None:
+    here = (DOCS / name).parent
+    below = [page for page in BELOW.get(name, ()) if any(here.glob(f"{page}.md"))]
+    if below:
         source[0] += "\n".join(["", "```{toctree}", ":hidden:", ":glob:", "", *below, "```", ""])
-    folder = _FOLDERS.get(name, (DOCS / name).parent)
+    folder = _FOLDERS.get(name, here)
     source[0] = with_links_to_pages(source[0], folder, name)
 
 
