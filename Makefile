@@ -227,7 +227,7 @@ benchmarks: $(VENV)/.installed-all
 	done
 
 clean:
-	rm -rf $(VENV) .venv-python* .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build
+	rm -rf $(VENV) .venv-python* .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build docs/examples docs/files docs/changelog.md docs/contributing.md
 
 # ---------------------------------------------------------------- set-up
 
