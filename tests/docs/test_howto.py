@@ -20,6 +20,9 @@ from cloudtrain.cli import cli as group
 FOLDER = REPOSITORY / "docs" / "how-to"
 MOST_LINES = 5
 MOST_WORDS = 35
+WIDEST_OUTPUT = 96
+"""What the site shows without scrolling."""
+
 FORM = re.compile(
     r"# (?P<title>[^\n]+)\n\n(?P<sentence>You get [^\n]+\.)\n\n"
     r"(?P<mark><!-- recipe: runs -->\n)?"
@@ -100,6 +103,8 @@ def test_a_page_is_a_recipe_and_details(path: Path) -> None:
     assert len(recipe.sentence.split()) <= MOST_WORDS, "one sentence"
     assert ". " not in recipe.sentence, "one sentence"
     assert 1 <= len(recipe.lines) <= MOST_LINES
+    assert recipe.output, "what it prints"
+    assert max(map(len, recipe.output)) <= WIDEST_OUTPUT, "shorten it with ..."
     assert "\n## " not in recipe.details, "sections are below Details"
 
 

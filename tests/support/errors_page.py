@@ -84,6 +84,7 @@ _STOPS = (
 _RANK = re.compile(r"^\[rank\d+\]: ")
 _MOST_MESSAGES = 8
 _LONGEST_MESSAGE = 110
+_SHORTEST_BEGINNING = 20
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
 _FIELD = re.compile(
     r"(?<![\w./`])(?:train|code|cluster|checkpoint|limits)(?!\.py\b)(?:\.[A-Za-z_][A-Za-z_0-9]*)+"
@@ -198,8 +199,26 @@ def _advice_of(rule: Rule) -> str:
         if text not in shown.values() and not _is_implied(shown, name):
             shown[name] = text
     first, *others = shown.items()
-    rest = "".join(f" *{name[0].upper()}{name[1:]}:* {text}" for name, text in others)
+    rest = "".join(
+        f" *{name[0].upper()}{name[1:]}:* {_without_beginning(text, first[1])}"
+        for name, text in others
+    )
     return f"{start}{first[1]}{rest}"
+
+
+def _without_beginning(text: str, other: str) -> str:
+    """Return a text with `…` in place of the sentences, or parts of one, with which another one begins, too."""
+    pairs = zip(text, other, strict=False)
+    common = "".join(own for own, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    ends = [
+        found.end()
+        for found in re.finditer(r"[.:,] ", common)
+        # Not within code.
+        if common.count("`", 0, found.end()) % 2 == 0
+    ]
+    if not ends or ends[-1] < _SHORTEST_BEGINNING:
+        return text
+    return f"{ANY} {text[ends[-1] :]}"
 
 
 def _is_implied(shown: Mapping[str, str], name: str) -> bool:
