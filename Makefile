@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs picture reference clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs picture reference samples clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -18,6 +18,7 @@ help:
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make picture      record make demo again: the animated terminal of README and the documentation's first page"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
+	@echo "make samples      record the output that the pages of commands show again (minutes), after a change of what a command prints"
 	@echo "make simulate SEEDS=10000  submits, resumes, logs and sweeps against an account in memory, in worlds of so many seeds"
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
@@ -79,6 +80,10 @@ picture: $(VENV)/.installed-all
 
 # The pages of docs/reference that are generated from the code.
 reference: $(VENV)/.installed-all
+	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
+
+samples: $(VENV)/.installed-all
+	PYTHONPATH=tests $(BIN)/python -m support.command_samples
 	PYTHONPATH=tests $(BIN)/python -m support.reference_pages --write
 
 # Submits, resumes, logs and sweeps in worlds of more seeds than the tests have; a failure prints its seed.

@@ -2,13 +2,14 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support import reference_pages
+from support import command_pages, command_samples, reference_pages
 from support.jobs import EXAMPLES, REPOSITORY, Cli
 
 import cloudtrain
@@ -30,6 +31,10 @@ from cloudtrain_runtime.contract.events import EVENTS
 
 REFERENCE = REPOSITORY / "docs" / "reference"
 JSON_PAGE = (REFERENCE / "json.md").read_text()
+SAMPLES = (
+    *("doctor", "explain", "init", "list", "plan", "rehearse", "status", "submit"),
+    *("sweep-status", "validate"),
+)
 FEATURES = ("evaluation", "rehearsal", "serving", "setup", "sweeps")
 KEYS = {
     name: re.findall(r"^\| `([^`]+)` \|", table, flags=re.MULTILINE)
@@ -47,6 +52,25 @@ def test_page_is_generated_from_the_code(page: str) -> None:
     assert (REFERENCE / page).read_text() == reference_pages.pages()[REFERENCE / page], (
         "run `make reference`"
     )
+
+
+def test_every_command_has_a_generated_page() -> None:
+    """Run `make reference` after a change of a command, and `make samples` after one of its output."""
+    expected = command_pages.command_pages()
+    assert set(expected) == set(command_pages.PAGES.glob("*.md"))
+    for page, text in expected.items():
+        assert page.read_text() == text, "run `make reference`"
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_of_the_output_is_shown(name: str) -> None:
+    sample = (command_samples.SAMPLES / f"{name}.txt").read_text()
+    words = name.split("-")
+    assert sample.startswith(f"$ cloudtrain {' '.join(words)}")
+    assert sample.rstrip() in (command_pages.PAGES / f"{words[0]}.md").read_text()
+    # Nothing of the machine that recorded it.
+    assert tempfile.gettempdir() not in sample
+    assert "\x1b" not in sample
 
 
 def test_schema_command_prints_the_reference(cli: Cli) -> None:

@@ -17,20 +17,18 @@ from typing import Any
 import click
 
 from cloudtrain.catalog import service_limits
-from cloudtrain.cli import cli
 from cloudtrain.job.request_members import DERIVED, FIELDS, REFUSED
 from cloudtrain.job.schema import reference_page
 from cloudtrain_runtime.contract.events import EVENTS
 from cloudtrain_runtime.contract.json_checks import MismatchError, ObjectSchema, Validator
+from support.command_pages import command_index, command_pages
 from support.errors_page import errors_page
 from support.module_index import modules_page
 from support.outside_inputs import modules_table, sources_table
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
-_WIDTH = 100
 _GENERATED = re.compile(r"(<!-- (\w+): generated -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
-_SETTINGS: Mapping[str, Any] = cli.context_settings
 _COMMON = ("event", "time")
 
 EVENT_MEANINGS: Mapping[str, str] = {
@@ -181,13 +179,14 @@ def pages() -> dict[Path, str]:
         REFERENCE / "job-yaml.md": reference_page(),
         REFERENCE / "modules.md": modules_page(),
         REFERENCE / "errors.md": errors_page(),
+        **command_pages(),
         **made,
     }
 
 
 def _with_generated_parts(page: Path) -> str:
     parts = {
-        "commands": _commands,
+        "commands": command_index,
         "events": _events,
         "members": _members,
         "inputs": sources_table,
@@ -208,22 +207,6 @@ def commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command
             yield from commands(command, f"{name} {each}")
         elif command is not None:
             yield f"{name} {each}", command
-
-
-def _commands() -> str:
-    return "\n".join(
-        f"\n## {name}\n\n```text\n{_help(name, command)}\n```"
-        for name, command in commands(cli, "cloudtrain")
-    )
-
-
-def _help(name: str, command: click.Command) -> str:
-    context = click.Context(
-        cli, info_name="cloudtrain", terminal_width=_WIDTH, max_content_width=_WIDTH, **_SETTINGS
-    )
-    if command is not cli:
-        context = click.Context(command, info_name=name.partition(" ")[2], parent=context)
-    return command.get_help(context)
 
 
 def _events() -> str:
@@ -299,9 +282,10 @@ def type_of(check: Validator) -> str:
 def main() -> None:
     """Write the pages with `--write`; without it, print those that are out of date."""
     for path, text in pages().items():
-        if path.exists() and path.read_text(encoding="utf-8") == text:
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         if "--write" in sys.argv:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
         print(f"{'wrote' if '--write' in sys.argv else 'out of date'}: {path}")
 

@@ -53,8 +53,8 @@ _read_sweep_argument = click.argument(
     cls=_DefaultRunGroup,
     name="sweep",
     examples={
-        "cloudtrain sweep --plan sweep.yaml": "its trials, price and ceiling",
-        "cloudtrain sweep sweep.yaml --local --follow": "run it on this machine",
+        "cloudtrain sweep plan": "its trials, price and ceiling",
+        "cloudtrain sweep run --local --follow": "run it on this machine",
         "cloudtrain sweep best --write best.yaml": "keep the best job",
     },
 )
