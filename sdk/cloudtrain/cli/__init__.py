@@ -16,6 +16,7 @@ from cloudtrain.cli.examples import Group
 from cloudtrain.cli.options import profile_option, trust_option
 from cloudtrain.cli.os_errors import describe_os_error, discard_output
 from cloudtrain.console.terminal import filtered_streams
+from cloudtrain.console.waiting import waiting_for_output
 from cloudtrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -178,7 +179,8 @@ def cli() -> None:
 
 def run(argv: list[str]) -> int:
     """Run a command line; return its exit code. Only a bug of cloudtrain prints a traceback."""
-    with filtered_streams():
+    command = next((word for word in argv if word in _COMMANDS), "")
+    with filtered_streams(), waiting_for_output(command):
         return _run(argv)
 
 

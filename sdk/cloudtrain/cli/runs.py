@@ -320,7 +320,8 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         console.print_message(f"{handle.reference} had ended already")
     else:
         console.print_message(f"stopping {handle.reference}")
-    found = handle.wait() if wait and not is_over else handle.status()
+    with console.spinner(f"waiting for the end of {handle.reference}"):
+        found = handle.wait() if wait and not is_over else handle.status()
     if pool:
         try:
             handle.end_warm_pool()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cloudtrain.support.steps import Steps
+
 if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError
     from cloudtrain.planning.plan import Plan
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
 
 
-class Observer:
+class Observer(Steps):
     """Receives what a client reports while it works. Subclass it and override the methods that you need."""
 
     def on_read(self, bytes_done: int, bytes_total: int) -> None:
@@ -31,9 +33,6 @@ class Observer:
 
     def on_wait(self, reason: str, seconds: float) -> None:
         """Receive the reason and the length of each pause of `wait_for_capacity`."""
-
-    def on_progress(self, text: str) -> None:
-        """Receive what a rehearsal or a deployment does, in a few words."""
 
     def on_check(self, check: Check, seconds_left: float) -> None:
         """Receive each check of a rehearsal when it is known, and the seconds that the rehearsal has left."""

@@ -69,6 +69,7 @@ class Session:
             load_settings=lambda: self.load_settings(job),
             load_prices=known_prices,
             other_homes=tuple(others),
+            steps=self.observer,
             **options,
         )
 

@@ -17,6 +17,7 @@ from cloudtrain.errors import CloudError, NoCapacityError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain.support.units import format_duration
 
@@ -54,6 +55,8 @@ class Submission:
             return active.with_warnings(plan.warnings)
         wait_for_checks = self.backend.start_checks(plan, skip=self.skip_check)
         bundle = self.pack()
+        if facts_of(self.backend.name).uses_account and not self.skip_check:
+            self.observer.on_detail("checking the account")
         raise_failed(checks := wait_for_checks())
         if checks:
             self.observer.on_checks(checks)

@@ -10,11 +10,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
+from cloudtrain.console.terminal import is_terminal, strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import CloudtrainError, SettingsError, SpecError, UntrustedHomeError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -223,14 +223,10 @@ def coloured(text: str, colour: str) -> str:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show a spinner and a text on a terminal during the block."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.markup import escape
+    """Show on a terminal what the block waits for, after a second; see `console.waiting` for more."""
+    from cloudtrain.console.waiting import waiting
 
-    with Console(file=unfiltered(sys.stderr), stderr=True).status(escape(text)):
+    with waiting(text):
         yield
 
 
@@ -243,6 +239,7 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     started: float | None = None
     bar: Bar | None = None
     task: TaskID | None = None
+    drawing = ExitStack()
 
     def show(done: int, total: int) -> None:
         nonlocal started, bar, task
@@ -250,7 +247,10 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
         if started is None:
             started = now
         is_due = now - started >= PROGRESS_DELAY_SECONDS
-        if bar is None and is_due and sys.stderr.isatty():
+        if bar is None and is_due and is_terminal(sys.stderr):
+            from cloudtrain.console.waiting import all_hidden
+
+            drawing.enter_context(all_hidden())
             bar = _start_bar()
             task = bar.add_task(strip_unsafe_escapes(text), total=total, completed=done)
         if bar is not None and task is not None:
@@ -262,6 +262,7 @@ def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
         nonlocal started, bar
         if bar is not None:
             bar.stop()
+        drawing.close()
         started = bar = None
 
     try:

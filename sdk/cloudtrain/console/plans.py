@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
@@ -19,6 +20,8 @@ from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from cloudtrain.bundle import Contents
     from cloudtrain.planning.plan import BatchPlan, LengthPlan, Plan
     from cloudtrain.runs.run import Run
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _MAX_LINES = 40
+_STARTING = "starting the run"
 _SENDERS = {
     "estimator": "an estimator of the SageMaker SDK, whose request is compared with this plan",
     "boto3": "boto3, without the SageMaker SDK",
@@ -142,8 +146,8 @@ def _code(plan: Plan) -> str:
 
 
 def print_warnings(plan: Plan) -> None:
-    """Print the warnings of a plan to standard error."""
-    for warning in plan.warnings:
+    """Print the warnings of a plan to standard error, each once."""
+    for warning in dict.fromkeys(plan.warnings):
         print_message(f"warning: {warning}")
 
 
@@ -386,12 +390,51 @@ def _by_folder(rows: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str
     ]
 
 
-class MessageObserver(Observer):
-    """Prints what a call does on standard error."""
+class StepObserver(Observer):
+    """Shows the steps of a call on standard error. Use it as a context manager.
+
+    A terminal shows the present step as a line that changes, and the steps that took long as lines. Elsewhere each step
+    is a line when it begins.
+
+    Args:
+        text: What is shown until the first step.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        from cloudtrain.console.waiting import waiting
+
+        self._wait = self._stack.enter_context(waiting(self._text))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if kind is not None and is_terminal(sys.stderr):
+            # The step that has failed, or what it has left.
+            print_message(self._text)
 
     def on_progress(self, text: str) -> None:
-        """Print a line."""
-        print_message(text)
+        """Begin a step."""
+        self._text = text
+        self._wait.begin(text, is_long=True)
+        self._wait.end(f"{text}: done")
+
+    def on_detail(self, text: str) -> None:
+        """Show how far the step is."""
+        self._wait.show(text)
+
+    def on_done(self, text: str, seconds: float) -> None:
+        """Leave a line about the step if it took long."""
+        del seconds
+        self._wait.end(text)
 
 
 class ConsoleObserver(Observer):
@@ -410,14 +453,22 @@ class ConsoleObserver(Observer):
         self._plan: Plan | None = None
 
     def __enter__(self) -> Self:
+        from cloudtrain.console.waiting import waiting
+
+        self._wait = self._stack.enter_context(waiting(self._reading))
         self._show_read = self._stack.enter_context(progress_bar(self._reading))
         self._show_upload = self._stack.enter_context(progress_bar("uploading"))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         from cloudtrain.planning.resumed_fields import CHANGE_PREFIX
 
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
         if self._plan is not None:
             if self._plan.rehearsal is not None:
                 print_message(f"rehearsal: {self._plan.rehearsal['text']}")
@@ -426,6 +477,20 @@ class ConsoleObserver(Observer):
                     print_message(each)
             print_warnings(self._plan)
 
+    def on_progress(self, text: str) -> None:
+        """Show what is done now."""
+        self._wait.begin(text, is_long=True)
+
+    def on_detail(self, text: str) -> None:
+        """Show how far it is."""
+        self._wait.show(text)
+
+    def on_done(self, text: str, seconds: float) -> None:
+        """Leave a line about it if it took long."""
+        del seconds
+        self._wait.end(text)
+        self._wait.begin(_STARTING)
+
     def on_read(self, bytes_done: int, bytes_total: int) -> None:
         """Draw how much of the code has been read."""
         self._show_read(bytes_done, bytes_total)
@@ -433,6 +498,7 @@ class ConsoleObserver(Observer):
     def on_plan(self, plan: Plan) -> None:
         """Keep the plan for the end of the block."""
         self._plan = plan
+        self._wait.begin(_STARTING)
 
     def on_checks(self, checks: tuple[Check, ...]) -> None:
         """Print the details, warnings and unknown results of the checks."""
@@ -455,9 +521,11 @@ class ConsoleObserver(Observer):
             f"{run.reference} waits for its instances; Ctrl-C ends this command, not the run"
         )
         print_message(f"  to stop it: {command_name()} stop {run.reference}")
+        self._wait.begin("waiting for its instances")
 
     def on_wait(self, reason: str, seconds: float) -> None:
         """Print why and when the submit is retried."""
         first_line = reason.strip().splitlines()[0]
         pause = format_duration(max(1, round(seconds)))
         print_message(f"no capacity yet: {first_line}; retry in {pause}")
+        self._wait.begin(f"waiting {pause} for capacity")

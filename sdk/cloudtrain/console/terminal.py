@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
@@ -85,21 +87,99 @@ def visible_part(text: str) -> str:
     return text.rstrip("\r").rpartition("\r")[2]
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal on which a line can change: `TERM=dumb` and `CI` say that it is none."""
+    if os.environ.get("TERM") == "dumb" or os.environ.get("CI"):
+        return False
+    return is_tty(stream)
+
+
+def is_tty(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal; a closed one is none."""
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+class ChangingLine:
+    """The last line of the terminal while something is waited for. It is erased before other output.
+
+    There is one per process, because a process has one terminal.
+
+    Attributes:
+        last_output: When other output was written last, on the monotonic clock.
+        has_output: Whether the command has written anything, or draws on the terminal itself.
+    """
+
+    def __init__(self) -> None:
+        self.last_output = time.monotonic()
+        self.has_output = False
+        self._lock = threading.RLock()
+        self._stream: TextIO | None = None
+        self._is_below_a_line = True
+
+    def draw(self, stream: TextIO, text: str) -> None:
+        """Write the line anew, unless other output has begun a line and not ended it, such as a question."""
+        with self._lock:
+            if not self._is_below_a_line:
+                return
+            stream.write(f"\r{text}\x1b[K")
+            stream.flush()
+            self._stream = stream
+
+    def erase(self) -> None:
+        """Remove the line."""
+        with self._lock:
+            if self._stream is None:
+                return
+            stream = self._stream
+            self._stream = None
+            stream.write("\r\x1b[K")
+            stream.flush()
+
+    @contextmanager
+    def erased(self, text: str) -> Iterator[None]:
+        """Remove the line before other output is written to the terminal.
+
+        Args:
+            text: The other output.
+        """
+        with self._lock:
+            self.erase()
+            yield
+            self.last_output = time.monotonic()
+            if text:
+                self._is_below_a_line = text.endswith("\n")
+
+
+CHANGING_LINE = ChangingLine()
+
+
 class FilteredStream:
     """A text stream that filters what may not reach a terminal. Other attributes are those of the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
+        self._is_tty = is_tty(stream)
 
     def write(self, text: str) -> int:
         """Write a text. Characters that the stream's encoding lacks become backslash escapes."""
         kept = strip_unsafe_escapes(text)
+        CHANGING_LINE.has_output = True
+        if self._is_tty:
+            with CHANGING_LINE.erased(kept):
+                self._write(kept)
+        else:
+            self._write(kept)
+        return len(text)
+
+    def _write(self, kept: str) -> None:
         try:
             self.unfiltered.write(kept)
         except UnicodeEncodeError:
             encoding = self.unfiltered.encoding or "ascii"
             self.unfiltered.write(kept.encode(encoding, "backslashreplace").decode(encoding))
-        return len(text)
 
     def writelines(self, lines: Any) -> None:
         """Write several texts."""
@@ -112,6 +192,13 @@ class FilteredStream:
 
 def unfiltered(stream: TextIO) -> TextIO:
     """Return the stream behind the filter, for code that draws on the terminal and for `--raw`."""
+    with CHANGING_LINE.erased(""):
+        CHANGING_LINE.has_output = True
+    return behind_filter(stream)
+
+
+def behind_filter(stream: TextIO) -> TextIO:
+    """Return the stream behind the filter, for the line that changes."""
     return stream.unfiltered if isinstance(stream, FilteredStream) else stream
 
 

@@ -228,18 +228,19 @@ def deploy(
 
     An endpoint with instances costs money until `cloudtrain undeploy`. A repeated deploy creates no second one.
     """
-    from cloudtrain.console.plans import MessageObserver
+    from cloudtrain.console.plans import StepObserver
     from cloudtrain.features.serving.deployment import deploy as start
 
-    done = start(
-        run,
-        endpoint,
-        serving=options,
-        sandbox=sandbox,
-        plan=plan,
-        sample=sample,
-        observer=MessageObserver(),
-    )
+    with StepObserver("looking for the run") as observer:
+        done = start(
+            run,
+            endpoint,
+            serving=options,
+            sandbox=sandbox,
+            plan=plan,
+            sample=sample,
+            observer=observer,
+        )
     console.print_answer(
         done.to_json, lambda: shown.print_deployment(done, is_plan=plan), as_json=as_json
     )
@@ -259,10 +260,11 @@ def deploy(
 @json_option
 def undeploy(name: str, sandbox: bool, as_json: bool) -> None:
     """Delete an endpoint with its scaling, configuration and model. The package in S3 is kept."""
-    from cloudtrain.console.plans import MessageObserver
+    from cloudtrain.console.plans import StepObserver
     from cloudtrain.features.serving.deployment import undeploy as end
 
-    deleted = end(name, sandbox=sandbox, observer=MessageObserver())
+    with StepObserver(f"deleting {name}") as observer:
+        deleted = end(name, sandbox=sandbox, observer=observer)
     content = {"endpoint": name, "deleted": list(deleted)}
     console.print_answer(lambda: content, lambda: shown.print_deleted(deleted), as_json=as_json)
 

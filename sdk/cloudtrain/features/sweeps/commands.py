@@ -86,8 +86,8 @@ def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) 
     from cloudtrain.features.sweeps.loader import load_sweep
     from cloudtrain.features.sweeps.output import print_sweep_plan
 
-    loaded = load_sweep(file)
     with console.spinner("planning every bound, every choice and samples"):
+        loaded = load_sweep(file)
         planned = service.plan(loaded, backend=backend, settings=find_settings(file, flags))
     console.print_answer(planned.to_json, lambda: print_sweep_plan(planned), as_json=as_json)
 
@@ -114,20 +114,23 @@ def run_(
 ) -> int:
     """Start a sweep, or continue an unfinished one of the same content. It continues when this command ends."""
     from cloudtrain.client.account import find_settings
+    from cloudtrain.console.waiting import waiting
     from cloudtrain.features.sweeps import output as shown
     from cloudtrain.features.sweeps import service
     from cloudtrain.features.sweeps.handle import Sweep
     from cloudtrain.features.sweeps.loader import load_sweep
 
-    loaded = load_sweep(file)
-    settings = find_settings(file, flags)
-    with console.spinner("planning every bound, every choice and samples"):
+    with waiting("reading the sweep") as wait:
+        loaded = load_sweep(file)
+        settings = find_settings(file, flags)
+        wait.begin("planning every bound, every choice and samples", is_long=True)
         stored, planned = service.open_sweep(loaded, backend=backend, settings=settings, new=new)
         given = {
             f"CLOUDTRAIN_{name.upper()}": value
             for name, value in flags.items()
             if value is not None
         }
+        wait.begin("starting the sweep")
         service.start(stored, given, settings=settings, new=new)
     found = Sweep(stored)
     if planned is not None:

@@ -61,8 +61,8 @@ def print_sweep_plan(plan: SweepPlan) -> None:
 
 
 def print_plan_warnings(plan: SweepPlan) -> None:
-    """Print the warnings of a plan."""
-    for text in plan.warnings:
+    """Print the warnings of a plan, each once."""
+    for text in dict.fromkeys(plan.warnings):
         print_sentence(f"warning: {text}", print_message)
 
 
