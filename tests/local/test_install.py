@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.code_folders import write_tree
-from support.jobs import Cli
+from support.jobs import Cli, Terminal, command
 from support.wheels import write_wheel
 
 pytestmark = pytest.mark.processes
@@ -67,6 +67,23 @@ def test_an_environment_is_built_once(cli: Cli, folder: Path, home: Path) -> Non
     name, _, other = seen(cli, folder)
     assert name == "second"
     assert other != prefix
+
+
+def test_a_pipe_gets_a_line_when_pip_begins(cli: Cli, folder: Path) -> None:
+    lines = [
+        cli("submit", folder / "job.yaml", "--local", "--install").err.splitlines()
+        for _ in range(2)
+    ]
+    assert [each.count("installing requirements.txt") for each in lines] == [1, 0]
+
+
+def test_a_terminal_gets_what_pip_does(folder: Path) -> None:
+    words = ["submit", str(folder / "job.yaml"), "--local", "--install"]
+    environ = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")}
+    terminal = Terminal([str(command()), *words], {**environ, "TERM": "xterm"})
+    assert terminal.end() == 0, terminal.text
+    assert "installing requirements.txt  Installing collected packages" in terminal.text
+    assert "Processing ./wheels" not in terminal.text
 
 
 def test_an_interrupted_installation_is_done_again(cli: Cli, folder: Path, home: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import BackendFacts
+from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -39,6 +40,7 @@ class BackendContext:
         other_homes: Folders of local runs where runs are looked up, too.
         installs: Whether local runs use an environment with their requirements.
         cuda_on_cpu: Whether local runs use a stand-in for CUDA.
+        steps: Receives what takes long, such as an installation.
     """
 
     home: Path
@@ -47,6 +49,7 @@ class BackendContext:
     other_homes: tuple[Path, ...] = ()
     installs: bool = False
     cuda_on_cpu: bool = False
+    steps: Steps = field(default_factory=Steps)
 
     @property
     def homes(self) -> tuple[Path, ...]:

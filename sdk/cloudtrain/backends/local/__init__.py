@@ -33,7 +33,7 @@ def open_backend(context: BackendContext) -> Backend:
     from cloudtrain.backends.local.backend import LocalBackend
 
     options = {"installs": context.installs, "cuda_on_cpu": _uses_cuda_on_cpu(context)}
-    return LocalBackend(context.home, context.load_settings, **options)
+    return LocalBackend(context.home, context.load_settings, steps=context.steps, **options)
 
 
 def _uses_cuda_on_cpu(context: BackendContext) -> bool:
@@ -56,4 +56,4 @@ def find_backends(context: BackendContext) -> Iterator[Backend]:
     from cloudtrain.backends.local.backend import LocalBackend
 
     for home in context.homes:
-        yield LocalBackend(home, context.load_settings)
+        yield LocalBackend(home, context.load_settings, steps=context.steps)

@@ -69,6 +69,7 @@ from cloudtrain.support.home_folder import find_owner, make_home
 from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
 from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
+from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract import (
     CONFIG_FILE,
     GRACE_VARIABLE,
@@ -99,6 +100,7 @@ class LocalBackend(OnlyRuns):
         load_settings: Returns the account's settings.
         installs: Whether runs use an environment with their requirements.
         cuda_on_cpu: Whether runs use a stand-in for CUDA.
+        steps: Receives what takes long: the installation of requirements.
     """
 
     name = MACHINE_BACKEND
@@ -112,10 +114,12 @@ class LocalBackend(OnlyRuns):
         *,
         installs: bool = False,
         cuda_on_cpu: bool = False,
+        steps: Steps | None = None,
     ) -> None:
         self.home = home
         self.runs = home / "runs"
         self.load_settings = load_settings
+        self._steps = steps or Steps()
         self._options = {"installs": installs, "cuda_on_cpu": cuda_on_cpu}
         self._summaries: dict[Path, EventSummary] = {}
 
@@ -131,7 +135,11 @@ class LocalBackend(OnlyRuns):
             and not visible_gpus()
         )
         return LocalBackend(
-            self.home, self.load_settings, installs=installs, cuda_on_cpu=is_simulated
+            self.home,
+            self.load_settings,
+            installs=installs,
+            cuda_on_cpu=is_simulated,
+            steps=self._steps,
         )
 
     def check_ready(self) -> None:
@@ -256,7 +264,9 @@ class LocalBackend(OnlyRuns):
         if self._options["installs"] and plan.config.requirements is not None:
             from cloudtrain.backends.local.environments import FOLDER, prepare_environment
 
-            python = prepare_environment(self.home / FOLDER, archive, plan.config.requirements)
+            python = prepare_environment(
+                self.home / FOLDER, archive, plan.config.requirements, self._steps
+            )
         folder = self.runs / plan.run
         try:
             make_home(self.runs.parent)

@@ -6,6 +6,7 @@ It is built once per content of the requirements, Python, torch and environment 
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import hashlib
 import importlib.metadata
@@ -16,18 +17,34 @@ import site
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from cloudtrain.bundle.unpacking import unpack
 from cloudtrain.errors import UserError
+from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract import INSTALLED_FILE
 
 FOLDER = "environments"
 """Folder of the environments, below the folder of local runs."""
 _LAST_LINES = 20
+_INSTALLED = "Successfully installed "
+_SHOWN_VERBS = (
+    "Collecting ",
+    "Downloading ",
+    "Using cached ",
+    "Building ",
+    "Installing ",
+    "Preparing ",
+)
 
 
-def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
+def prepare_environment(
+    folder: Path, archive: Path, requirements: str, steps: Steps | None = None
+) -> Path:
     """Return the interpreter of an environment with the requirements of a bundle; build it unless it exists.
 
     Processes that need the same environment wait for the one that builds it. An environment without its marker, which
@@ -37,10 +54,12 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
         folder: Folder of all environments.
         archive: The bundle.
         requirements: Path of the requirements file in the bundle.
+        steps: Receives what pip does.
 
     Raises:
         UserError: The environment cannot be built, or pip failed.
     """
+    steps = steps or Steps()
     with tarfile.open(archive) as bundle:
         member = bundle.extractfile(requirements)
         text = b"" if member is None else member.read()
@@ -58,8 +77,10 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / f"{key}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _acquire(lock, requirements, steps)
                 if not marker.is_file():
+                    began = time.monotonic()
+                    steps.on_progress(f"installing {requirements}")
                     shutil.rmtree(environment, ignore_errors=True)
                     _create(environment)
                     if refers_to_code:
@@ -68,12 +89,23 @@ def prepare_environment(folder: Path, archive: Path, requirements: str) -> Path:
                         own = environment / "code" / requirements
                         own.parent.mkdir(parents=True)
                         own.write_bytes(text)
-                    _install(python, environment / "code", requirements)
+                    installed = _install(python, environment / "code", requirements, steps)
                     marker.touch()
+                    seconds = time.monotonic() - began
+                    steps.on_done(f"Installed {count(installed, 'package')}", seconds)
         except OSError as error:
             message = f"{environment}: the environment cannot be built: {error.strerror or error}"
             raise UserError(message, "free disk space, or set CLOUDTRAIN_HOME") from None
     return python
+
+
+def _acquire(lock: IO[str], requirements: str, steps: Steps) -> None:
+    """Lock a file; report it if another process has to end first."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        steps.on_progress(f"waiting for another command that installs {requirements}")
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
 
 def _base() -> list[str]:
@@ -105,8 +137,14 @@ def _create(environment: Path) -> None:
     (packages / "zz-cloudtrain-base.pth").write_text("".join(lines), encoding="utf-8")
 
 
-def _install(python: Path, code: Path, requirements: str) -> None:
-    options = ["--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+def _install(python: Path, code: Path, requirements: str, steps: Steps) -> int:
+    """Install requirements with pip; return the number of packages that were installed."""
+    options = [
+        "--no-input",
+        "--disable-pip-version-check",
+        "--no-warn-script-location",
+        "--progress-bar=off",
+    ]
     command = [
         sys.executable,
         "-m",
@@ -118,11 +156,51 @@ def _install(python: Path, code: Path, requirements: str) -> None:
         "-r",
         requirements,
     ]
-    _run(command, code, f"pip could not install {requirements}")
+    installed = 0
+
+    def read(line: str) -> None:
+        nonlocal installed
+        detail = detail_of(line)
+        if detail:
+            steps.on_detail(detail)
+        if line.startswith(_INSTALLED):
+            installed = len(line.removeprefix(_INSTALLED).split())
+
+    _run(command, code, f"pip could not install {requirements}", read)
+    return installed
 
 
-def _run(command: list[str], folder: Path, message: str) -> None:
-    done = subprocess.run(
+def detail_of(line: str) -> str:
+    """Return a line of pip that says what it does, without what is not for people; empty for other lines."""
+    line = line.strip()
+    if not line.startswith(_SHOWN_VERBS):
+        return ""
+    # After the name of a requirement: which file or package asks for it.
+    line = re.sub(r" \(from .*", "", line)
+    # After the version in a file's name: tags of Python and platform.
+    line = re.sub(r"(-\d[^-\s]*)-\S+\.whl(\.metadata)?", r"\1", line)
+    return re.sub(r"^(Installing collected packages): .*,.*", r"\1", line)
+
+
+def last_errors(lines: Iterable[str]) -> list[str]:
+    """Return the last lines of a command from its first error on; all of them if none is marked as one."""
+    found = [line for line in lines if line]
+    errors = [
+        number for number, line in enumerate(found) if line.lstrip().lower().startswith("error:")
+    ]
+    return found[errors[0] :] if errors else found
+
+
+def _run(
+    command: list[str], folder: Path, message: str, read: Callable[[str], None] = lambda _: None
+) -> None:
+    """Run a command to its end, and call `read` with each line that it prints.
+
+    Raises:
+        UserError: It failed.
+    """
+    last = collections.deque[str](maxlen=_LAST_LINES)
+    with subprocess.Popen(
         command,
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -130,10 +208,17 @@ def _run(command: list[str], folder: Path, message: str) -> None:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        end = "\n  ".join(done.stdout.strip().splitlines()[-_LAST_LINES:])
+    ) as process:
+        try:
+            for line in process.stdout or ():
+                last.append(line.rstrip())
+                read(line.rstrip())
+        except BaseException:
+            # Ctrl-C: nothing is installed after the command has ended.
+            process.kill()
+            raise
+    if process.returncode != 0:
+        end = "\n  ".join(last_errors(last))
         raise UserError(
             f"{message}; nothing was started:\n  {end}",
             "fix the requirements, or submit without --install",
