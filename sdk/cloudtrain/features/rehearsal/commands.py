@@ -84,7 +84,11 @@ def rehearse(
     """
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.client import Client
-    from cloudtrain.features.rehearsal.output import print_rehearsal, rehearsal_lines
+    from cloudtrain.features.rehearsal.output import (
+        print_rehearsal,
+        rehearsal_observer,
+        shows_checks_at_once,
+    )
     from cloudtrain.features.rehearsal.rehearse import RehearsalOptions, rehearse_job
     from cloudtrain.support.checks import Result
 
@@ -99,7 +103,7 @@ def rehearse(
         cuda_on_cpu=cuda_on_cpu,
     )
     try:
-        with rehearsal_lines() as observer:
+        with rehearsal_observer() as observer:
             found = rehearse_job(
                 Client(settings, observer=observer),
                 loaded,
@@ -111,8 +115,11 @@ def rehearse(
         if as_json:
             console.print_json_error(_INTERRUPTED, "", EXIT_INTERRUPTED)
         return EXIT_INTERRUPTED
+    are_shown = shows_checks_at_once()
     console.print_answer(
-        found.to_json, lambda: print_rehearsal(found, job.words()), as_json=as_json
+        found.to_json,
+        lambda: print_rehearsal(found, job.words(), are_shown=are_shown),
+        as_json=as_json,
     )
     is_required = loaded.spec is not None and loaded.spec.limits.require_rehearsal
     bad = (Result.FAIL, Result.UNKNOWN) if is_required else (Result.FAIL,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,7 @@ from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.steps import Steps
 from cloudtrain.support.units import Cadence
 
 STEPS = 12
@@ -89,7 +90,7 @@ class Engine:
         runner: Starts runs.
         seconds: Its time, which begins with the first step of its first run.
         seed: Seed of the steps at which runs are interrupted.
-        on_progress: Receives what is done, in a few words.
+        steps: Receives what is done.
     """
 
     def __init__(
@@ -99,23 +100,24 @@ class Engine:
         runner: RehearsalRunner,
         seconds: float,
         seed: int,
-        on_progress: Callable[[str], None],
+        steps: Steps,
     ) -> None:
         self.workspace = workspace
         self.job = job
         self.runner = runner
         self.seed = seed
-        self.on_progress = on_progress
-        steps = steps_of_rehearsal(job.spec)
-        spec = rehearsed_spec(job.here, job.shape, steps)
+        self.on_progress = steps.on_progress
+        last_step = steps_of_rehearsal(job.spec)
+        spec = rehearsed_spec(job.here, job.shape, last_step)
         ranks = job.shape.world_size
         self.driver = RunDriver(
             runner=runner,
             spec=spec,
             home=workspace.home,
             seconds=seconds,
-            last_step=steps,
+            last_step=last_step,
             ranks=ranks,
+            on_detail=steps.on_detail,
         )
 
     def checks(self) -> Iterator[Check]:
@@ -153,7 +155,7 @@ class Engine:
             yield from scripts.checks(self.on_progress)
             return
         steps = count(driver.last_step, "step")
-        self.on_progress(f"training {steps} on {count(driver.ranks, 'rank')}")
+        self.on_progress(f"training {steps} on {self._ranks()}")
         try:
             run = driver.start()
             driver.wait_for_first_step(run)
@@ -189,8 +191,14 @@ class Engine:
             text = "the parallel layout fits on no other number of ranks that this machine carries"
             yield unknown(ELASTIC, text)
 
+    def _ranks(self) -> str:
+        shape = self.job.shape
+        if shape.hosts == 1:
+            return count(shape.ranks, "rank")
+        return f"{shape.hosts} x {count(shape.ranks, 'rank')}"
+
     def _memory(self) -> Check:
-        self.on_progress(MEMORY)
+        self.on_progress("estimating the memory of a rank")
 
         def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             code = self.workspace.folder / "code"

@@ -207,7 +207,7 @@ def rehearse(
         sample: How much of each channel in S3 is read: a number of objects such as `64`, or a size such as `200MB`.
         cuda_on_cpu: Give local runs on a machine without GPUs a stand-in for CUDA.
         settings: The account; by default from environment and files.
-        observer: Receives what is done (`on_progress`) and each check when it is known (`on_check`).
+        observer: Receives what is done (`on_progress`, `on_detail`) and each check when it is known (`on_check`).
         client: The client whose settings, observer and folder of local runs are used, in place of these.
 
     Raises:
@@ -297,7 +297,7 @@ def rehearse_job(
             runner=runner,
             seconds=seconds,
             seed=seed,
-            on_progress=session.observer.on_progress,
+            steps=session.observer,
         )
         others = []
         if options.cuda_on_cpu:

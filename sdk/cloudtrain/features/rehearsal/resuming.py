@@ -84,7 +84,7 @@ class Interruptions:
             step = steps[what]
             on_progress(f"{text} at step {step}")
             try:
-                self.done.append(self._kill(what, step))
+                self.done.append(self._kill(what, step, on_progress))
             except NotShownError as error:
                 detail = f"after {text} at step {step}: {error}"
                 problems.append(Check(RESUMES, error.result, detail))
@@ -156,7 +156,7 @@ class Interruptions:
         detail = f"{at}: final checkpoint of step {saved.step}, and all processes ended, after {ended.stop_seconds:.1f} s"
         return passed(STOPS, f"{detail}; the notice is {STOP_GRACE_SECONDS} s")
 
-    def _kill(self, what: str, step: int) -> Interruption:
+    def _kill(self, what: str, step: int, on_progress: Callable[[str], None]) -> Interruption:
         driver = self.driver
         run = driver.start(hold=step)
         held = driver.until_held(run, step)
@@ -164,6 +164,7 @@ class Interruptions:
         # After limits.retries has started the ranks again, the run itself reaches the last step.
         resumed = ended
         if not has_succeeded(ended):
+            on_progress(f"resuming after {KILLS[what]}")
             resumed = self._finished(driver.resume(ended))
         return Interruption(
             what=KILLS[what],

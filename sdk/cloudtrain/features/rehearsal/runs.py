@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.aws.retry import poll
 from cloudtrain.backends.base import Backend
 from cloudtrain.bundle.archive import Bundle
 from cloudtrain.client.planning_inputs import PlanInputs
@@ -188,6 +189,7 @@ class RunDriver:
         seconds: Time of the rehearsal, which begins with the first step of its first run.
         last_step: Step after which a training ends.
         ranks: Number of ranks on all hosts.
+        on_detail: Receives the step that a run has reached.
     """
 
     def __init__(
@@ -199,12 +201,16 @@ class RunDriver:
         *,
         last_step: int,
         ranks: int,
+        on_detail: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.runner = runner
         self.spec = spec
         self.home = home
         self.last_step = last_step
         self.ranks = ranks
+        self._on_detail = on_detail
+        self.ends_at_last_step = True
+        """Whether a run ends after `last_step`; a script that saves by itself does not."""
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.has_stepped = False
@@ -247,6 +253,7 @@ class RunDriver:
         """
         is_first = self._start_seconds is None
         began = time.monotonic()
+        self._on_detail("starting the ranks")
         limit = max(LEAST_START_SECONDS, self.seconds)
         if self._start_seconds is not None:
             # A later start takes about as long as the first one.
@@ -341,13 +348,7 @@ class RunDriver:
         seconds = self.seconds_left
         if since is not None:
             seconds = min(seconds, _END_SECONDS)
-        try:
-            status = run.wait(seconds)
-        except TimeoutError:
-            message = (
-                f"the run had not ended when the time of the rehearsal was over: {self.more_time}"
-            )
-            raise NotShownError(message, is_failure=False) from None
+        status = self._until_ended(run, seconds)
         stopped = 0.0 if since is None else time.monotonic() - since
         ended = Ended(
             run=run,
@@ -359,6 +360,36 @@ class RunDriver:
             message = f"the disk of this machine is full, and the run failed: {why(ended)}"
             raise NotShownError(message, is_failure=False)
         return ended
+
+    def _until_ended(self, run: Run, seconds: float) -> Status:
+        """Return the final status of a run; show its steps until then.
+
+        Raises:
+            NotShownError: It has not ended in time.
+        """
+        for status in poll(
+            run.status,
+            run.poll_backoff(),
+            changing=lambda each: each.progress.last_step,
+            timeout_seconds=seconds,
+        ):
+            if status.state.is_final:
+                return status
+            self.show_step(status)
+        message = f"the run had not ended when the time of the rehearsal was over: {self.more_time}"
+        raise NotShownError(message, is_failure=False)
+
+    def show_step(self, status: Status) -> None:
+        """Show the step that a run has reached."""
+        step = status.progress.last_step
+        if status.state is State.STOPPING:
+            self._on_detail("waiting for its end")
+        elif step and self.ends_at_last_step:
+            self._on_detail(f"step {step} of {self.last_step}")
+        elif step:
+            self._on_detail(f"step {step}")
+        else:
+            self._on_detail("starting the ranks")
 
     def events(self, run: Run) -> list[dict[str, Any]]:
         """Return the events of a run so far, of all hosts."""
@@ -374,6 +405,7 @@ class RunDriver:
         while True:
             held = self._held(run)
             status = run.status()
+            self.show_step(status)
             saved = status.progress.checkpoint
             is_saved = saved is not None and saved.step >= self.saved_before(step)
             if is_saved and len(held) == self.ranks:

@@ -110,6 +110,7 @@ class ScriptRehearsal:
 
     def __init__(self, driver: RunDriver, seed: int, *, starts_ranks: bool, keeps: bool) -> None:
         self.driver = driver
+        driver.ends_at_last_step = False
         self.seed = seed
         self.starts_ranks = starts_ranks
         self.keeps = keeps
@@ -191,6 +192,7 @@ class ScriptRehearsal:
         reported_at: float | None = None
         while True:
             status = run.status()
+            self.driver.show_step(status)
             files = saved_files(self.driver.host_roots(run), reported_at or 0.0)
             if status.state.is_final:
                 everything = saved_files(self.driver.host_roots(run))
