@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -19,7 +18,7 @@ from cloudtrain.console.status_fields import (
     progress_row,
     state_rows,
 )
-from cloudtrain.console.terminal import strip_unsafe_escapes, visible_part
+from cloudtrain.console.terminal import is_terminal, strip_unsafe_escapes, unfiltered, visible_part
 from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.status import State
 from cloudtrain.support.notebook.summary import count
@@ -68,8 +67,7 @@ def open_screen(out: Console) -> Iterator[Screen]:
 
 def is_live(out: Console) -> bool:
     """Return whether a panel can be redrawn: not in a pipe, a notebook or a CI log."""
-    is_recorded = bool(os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"))
-    return out.file.isatty() and out.is_terminal and not out.is_dumb_terminal and not is_recorded
+    return is_terminal(unfiltered(out.file)) and out.is_terminal
 
 
 def ignore_interrupts() -> None:

@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloudtrain.console.terminal import is_terminal
 from cloudtrain.errors import Problem
 from cloudtrain.secrets.values import is_random_secret, is_secret_argument, is_secret_variable
 from cloudtrain_runtime.contract.redaction import redact
@@ -44,7 +45,7 @@ def excerpt_of(problem: Problem, *, newest: float) -> list[str]:
         problem: The problem.
         newest: A file that was changed later, in seconds since 1970, is not shown: the place may be another one now.
     """
-    if problem.line is None or problem.column is None or not _is_terminal():
+    if problem.line is None or problem.column is None or not is_terminal(sys.stderr):
         return []
     lines = _read_lines(Path(problem.file), newest)
     if problem.line > len(lines):
@@ -58,7 +59,7 @@ def excerpt_of(problem: Problem, *, newest: float) -> list[str]:
 def excerpt_at(place: str, *, newest: float) -> list[str]:
     """Return the same for a text that begins with `file:line: ` or `file:line:column: `."""
     found = re.match(r"(.+?):(\d+)(?::(\d+))?: ", place)
-    if found is None or not _is_terminal():
+    if found is None or not is_terminal(sys.stderr):
         return []
     lines = _read_lines(Path(found[1]), newest)
     number = int(found[2])
@@ -68,10 +69,6 @@ def excerpt_at(place: str, *, newest: float) -> list[str]:
     indent = len(line) - len(line.lstrip())
     column = int(found[3] or indent + 1)
     return _draw(line, number, column, Path(found[1]).suffix)
-
-
-def _is_terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
 def _read_lines(file: Path, newest: float) -> list[str]:

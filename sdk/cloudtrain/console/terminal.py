@@ -38,11 +38,11 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
 
 
-def is_terminal() -> bool:
-    """Return whether standard output is a terminal: not a pipe, a notebook, a CI log or `TERM=dumb`."""
-    is_recorded = bool(os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"))
-    is_dumb = os.environ.get("TERM") == "dumb"
-    return sys.stdout.isatty() and not is_recorded and not is_dumb
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Return whether a stream, by default standard output, is a terminal: no pipe, notebook, CI log or `TERM=dumb`."""
+    if os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"):
+        return False
+    return os.environ.get("TERM") != "dumb" and is_tty(sys.stdout if stream is None else stream)
 
 
 def strip_escapes(text: str) -> str:
@@ -85,13 +85,6 @@ def _safe_line(line: str) -> str:
 def visible_part(text: str) -> str:
     """Return the part of a line that stays visible after carriage returns, such as a progress bar's last state."""
     return text.rstrip("\r").rpartition("\r")[2]
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Return whether a stream is a terminal on which a line can change: `TERM=dumb` and `CI` say that it is none."""
-    if os.environ.get("TERM") == "dumb" or os.environ.get("CI"):
-        return False
-    return is_tty(stream)
 
 
 def is_tty(stream: TextIO) -> bool:
