@@ -18,7 +18,7 @@ from cloudtrain.console.status_fields import (
     progress_row,
     state_rows,
 )
-from cloudtrain.console.terminal import is_terminal, strip_unsafe_escapes, unfiltered, visible_part
+from cloudtrain.console.terminal import is_terminal, strip_unsafe_escapes, visible_part
 from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.status import State
 from cloudtrain.support.notebook.summary import count
@@ -67,7 +67,7 @@ def open_screen(out: Console) -> Iterator[Screen]:
 
 def is_live(out: Console) -> bool:
     """Return whether a panel can be redrawn: not in a pipe, a notebook or a CI log."""
-    return is_terminal(unfiltered(out.file)) and out.is_terminal
+    return is_terminal(out.file) and out.is_terminal
 
 
 def ignore_interrupts() -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 _SEQUENCE = re.compile(
     # OSC: titles, links, the clipboard.
@@ -38,7 +38,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
 
 
-def is_terminal(stream: TextIO | None = None) -> bool:
+def is_terminal(stream: IO[str] | None = None) -> bool:
     """Return whether a stream, by default standard output, is a terminal: no pipe, notebook, CI log or `TERM=dumb`."""
     if os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"):
         return False
@@ -87,7 +87,7 @@ def visible_part(text: str) -> str:
     return text.rstrip("\r").rpartition("\r")[2]
 
 
-def is_tty(stream: TextIO) -> bool:
+def is_tty(stream: IO[str]) -> bool:
     """Return whether a stream is a terminal; a closed one is none."""
     try:
         return stream.isatty()
