@@ -51,7 +51,7 @@ def test_the_core_works_without_a_feature(feature: str, tmp_path: Path) -> None:
     )
     missing = [sys.executable, "-c", f"import cloudtrain.features.{feature}"]
     assert subprocess.run(missing, env={"PYTHONPATH": str(copy)}, check=False).returncode == 1
-    assert "Commands" in run(copy, folder, "--help")
+    assert "Prepare a job:" in run(copy, folder, "--help")
     assert '"request"' in run(copy, folder, "plan", "job.yaml", "--json")
     run(copy, folder, "submit", "job.yaml", "--local")
     assert "trained" in run(copy, folder, "logs", "--follow")

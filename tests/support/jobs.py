@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from support.screen import Screen
+
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 MOTO_SERVER = Path(__file__).with_name("moto_server.py")
@@ -123,6 +125,13 @@ class Terminal:
         """The output so far as lines without escape sequences. Lines that were drawn over are among them."""
         text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.written.decode("utf-8", "replace"))
         return text.replace("\r", "").split("\n")
+
+    @property
+    def screen(self) -> list[str]:
+        """What the terminal shows, with all that has scrolled off, without colours."""
+        screen = Screen()
+        screen.write(self.written.decode("utf-8", "replace"))
+        return screen.lines()
 
     def press(self, keys: bytes) -> None:
         """Send keys to the command."""

@@ -150,7 +150,11 @@ SOURCES = (
         "the job's code",
         "each field by its schema; a line is never more than text",
         "tests/unit/test_fuzzed_logs.py::test_no_fuzzed_log_breaks_a_reader",
-        (f"{_R}/contract/events.py", f"{_S}/features/rehearsal/runs.py"),
+        (
+            f"{_R}/contract/events.py",
+            f"{_S}/features/rehearsal/runs.py",
+            f"{_S}/runs/event_words.py",
+        ),
     ),
     Source(
         "cached bundles, environments and digests",

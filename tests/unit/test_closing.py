@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +13,13 @@ from support.run_statuses import BEGAN, at
 
 from cloudtrain.console.closing import Ending, SeenEvents, closing_lines, draw_bars
 from cloudtrain.console.tables import cell_count
-from cloudtrain.failure_rules import explain_run
+from cloudtrain.failure_rules import Explanation, explain_run
+from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.results import describe_result, key_metrics
-from cloudtrain.runs.status import State, Status
+from cloudtrain.runs.status import State, Status, describe_state
 from cloudtrain_runtime.contract import check_event, format_event
 
 RUN = "digits-261121-074043-d30c68"
@@ -221,7 +223,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("reason", RESULTS)
-def test_the_result_of_a_failed_run_is_its_error_without_the_place(reason: str) -> None:
+def test_the_result_of_a_failure_is_its_error_without_the_place(reason: str) -> None:
     status = Status(RUN, "local", State.FAILED, reason)
     assert describe_result(status, NOW) == RESULTS[reason]
 
@@ -238,3 +240,62 @@ def test_the_phases_of_a_run_come_from_its_backend_or_its_events() -> None:
     assert describe_phases(Status(RUN, "local", State.QUEUED), NOW) == ""
     odd = Status(RUN, "local", State.FAILED, started=at(10), ended=BEGAN + timedelta(seconds=1))
     assert describe_phases(odd, NOW) == ""
+
+
+FIRST_WORDS = {
+    State.QUEUED: "- digits queued",
+    State.STARTING: "- digits starting",
+    State.RUNNING: "- digits running",
+    State.STOPPING: "- digits stopping",
+    State.SUCCEEDED: "✓ digits succeeded in 23s",
+    State.FAILED: "✗ digits failed after 23s",
+    State.STOPPED: "■ digits stopped after 23s",
+    State.INTERRUPTED: "! digits interrupted after 23s",
+    State.UNKNOWN: "- digits unknown",
+}
+
+
+@pytest.mark.parametrize("state", State)
+def test_each_state_has_its_words(state: State) -> None:
+    done = ending(state, (), "why it is so")
+    lines = closing_lines(done, 120, now=NOW)
+    assert lines[0].startswith(FIRST_WORDS[state])
+    assert describe_state(done.status) == f"{state}: why it is so"
+    text = "\n".join(lines)
+    assert ("why it is so" in text) == (state is not State.SUCCEEDED)
+
+
+CAUSES = {
+    FailureClass.USER_CODE: "an error in the job's code",
+    FailureClass.OUT_OF_MEMORY: "out of GPU memory",
+    FailureClass.HOST_MEMORY: "out of host memory",
+    FailureClass.KILLED: "a process was killed from outside",
+    FailureClass.NCCL: "a network error between ranks",
+    FailureClass.HANG: "a rank did not join a collective",
+    FailureClass.DATA: "an error in the data",
+    FailureClass.S3_ACCESS: "no access to S3",
+    FailureClass.IMAGE_PULL: "a fault of the container image",
+    FailureClass.CAPACITY: "no capacity for this instance type",
+    FailureClass.QUOTA: "the account's quota is too small",
+    FailureClass.IAM: "a permission is missing",
+    FailureClass.SPOT: "AWS took the spot capacity away, or had none",
+    FailureClass.TIME_LIMIT: "the time limit was reached",
+    FailureClass.DEPENDENCY_INSTALL: "a Python package is missing or broken",
+    FailureClass.DISK_FULL: "the disk is full",
+    FailureClass.CHECKPOINT: "a checkpoint cannot be used",
+    FailureClass.SERVICE: "a fault of SageMaker or its hardware",
+    FailureClass.MACHINE: "this machine ended the run's supervisor",
+}
+
+
+@pytest.mark.parametrize("failure", FailureClass)
+def test_each_class_of_failure_has_its_words(failure: FailureClass) -> None:
+    done = ending(State.FAILED, STARTED, "the error")
+    cause = Explanation(RUN, State.FAILED, failure, "the error", "Do this.")
+    lines = closing_lines(dataclasses.replace(done, cause=cause), 120, now=NOW)
+    shown = [line for line in lines if line.startswith("  cause ")]
+    expected = [f"  cause       {CAUSES[failure]}"] if failure in CAUSES else []
+    assert shown == expected, "a cause that is not known is not named"
+    assert "  what to do  Do this." in lines
+    again = any("submit job.yaml" in line for line in lines)
+    assert again == failure.is_in_the_job, "only a mistake in the job is submitted anew"

@@ -155,13 +155,13 @@ def test_states_have_colours_on_a_terminal_only(runs: list[str], cli: Cli, tmp_p
         "time": 1.0,
         "loss": 0.25,
     }
-    (tmp_path / "runs-home" / "runs" / runs[1] / "events.jsonl").write_text(
+    (tmp_path / "runs-home" / "runs" / runs[0] / "events.jsonl").write_text(
         json.dumps(event) + "\n"
     )
 
     def on_terminal(**environ: str) -> str:
         environment = {**os.environ, "TERM": "xterm-256color", **environ}
-        terminal = Terminal([str(command()), "list", "-n", "3"], environment, columns=100)
+        terminal = Terminal([str(command()), "list", "-n", "3"], environment, columns=160)
         assert terminal.end() == 0
         return terminal.written.decode()
 

@@ -137,3 +137,8 @@ def test_ordinary_lines_pass_at_once_and_unchanged() -> None:
     folder = LogFolder()
     for text in ("", "loss 0.5", "[rank2]: warning", "  File without a traceback", "Traceback"):
         assert list(folder.fold(LogLine("algo-1", text))) == [ShownLine("algo-1", text)]
+
+
+def test_what_torchrun_says_in_each_run_is_left_out() -> None:
+    noise = "W1129 15:41:06 112 torch/distributed/run.py:855] master_addr is only used for static rdzv_backend and ..."
+    assert shown([LogLine("algo-1", noise), LogLine("algo-1", "begins")]) == ["algo-1  begins"]

@@ -149,18 +149,18 @@ def test_every_table_fits_a_terminal(name: str, columns: int) -> None:
 
 
 def test_sentences_and_fields_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: 20)
+    monkeypatch.setattr("cloudtrain.console.facts.terminal_width", lambda: 20)
     lines: list[str] = []
-    print_sentence("  some words and /a/path/that/is/longer/than/that more", lines.append)
+    print_sentence("  some words and /a/path/that/is/longer/than/that more", write=lines.append)
     assert lines == ["  some words and", "    /a/path/that/is/longer/than/that", "    more"]
     lines.clear()
-    print_facts([("name", "some words that go on"), ("of", "it")], lines.append)
+    print_facts([("name", "some words that go on"), ("of", "it")], write=lines.append)
     assert lines == ["name  some words", "      that go on", "of    it"]
 
 
 def test_a_pipe_gets_sentences_and_fields_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: None)
+    monkeypatch.setattr("cloudtrain.console.facts.terminal_width", lambda: None)
     lines: list[str] = []
-    print_sentence("some words " * 20, lines.append)
-    print_facts([("name", "some words " * 20)], lines.append)
+    print_sentence("some words " * 20, write=lines.append)
+    print_facts([("name", "some words " * 20)], write=lines.append)
     assert len(lines) == 2

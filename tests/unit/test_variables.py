@@ -31,9 +31,11 @@ def test_a_misspelt_variable_has_a_warning(cli: Cli, name: str, near: str) -> No
 
 def test_the_variables_of_cloudtrain_have_no_warning() -> None:
     found = set()
+    # The changelog quotes misspelt ones.
+    others = (Path(__file__), ROOT / "docs" / "changelog.md")
     for folder in ("sdk", "entrypoints", "tests", "docs", "benchmarks"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".py", ".md", ".json") and path != Path(__file__):
+            if path.suffix in (".py", ".md", ".json") and path not in others:
                 found |= set(re.findall(PREFIX + r"[A-Z0-9_]+", path.read_text("utf-8")))
     found |= set(re.findall(PREFIX + r"[A-Z0-9_]+", (ROOT / "Makefile").read_text("utf-8")))
     assert {PREFIX + name for name in NAMES} <= found

@@ -22,7 +22,7 @@ from cloudtrain.runs.event_words import describe_analysis
 from cloudtrain.runs.main_metric import is_higher_better, is_lower_better
 from cloudtrain.runs.phases import describe_phases, run_seconds
 from cloudtrain.runs.results import key_metrics, short_reason
-from cloudtrain.runs.shown_metrics import describe_metric
+from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import State
 from cloudtrain.runs.step_parts import describe_seconds, step_parts
 from cloudtrain.support.run_id import job_of
@@ -57,7 +57,7 @@ _YELLOW = "33"
 
 @dataclass
 class SeenEvents:
-    """What the log of a followed run has shown of its metrics: curves of evaluations, and analyses by split."""
+    """What the log of a followed run has shown of its metrics: their curves, and analyses by split."""
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     analyses: dict[str, Event] = field(default_factory=dict)
@@ -69,8 +69,8 @@ class SeenEvents:
             return
         if event["event"] == "analysis":
             self.analyses[event["split"]] = event
-        elif event["event"] == "evaluation" and "step" in event:
-            for name, value in metric_values(event):
+        elif event["event"] in ("evaluation", "step") and "step" in event:
+            for name, value in plain_metrics(dict(metric_values(event))).items():
                 self._add_point(name, event["step"], value)
 
     def _add_point(self, name: str, step: int, value: float | None) -> None:

@@ -10,7 +10,7 @@ from cloudtrain.console.tables import GAP, cell_count, terminal_width
 from cloudtrain.support.notebook.summary import Row
 
 _COMMAND = re.compile(r":\s+(?=cloudtrain )")
-_LEAST_ROOM = 20
+_LEAST_ROOM = 10
 _DIM = "2"
 
 

@@ -30,6 +30,10 @@ _STANDARD_LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\]")
 _LAUNCHER = re.compile(r"rank \d+ on \S+ \(local rank \d+\) failed: (?P<message>.*)")
 
 
+_NOISE = ("master_addr is only used for static rdzv_backend",)
+"""Parts of lines that torchrun prints in each run and that say nothing about it."""
+
+
 class ShownLine(NamedTuple):
     """A line to show: the host or hosts that it comes from, and its text."""
 
@@ -53,6 +57,8 @@ class LogFolder:
 
     def fold(self, line: LogLine) -> Iterator[ShownLine]:
         """Yield what to show of a line, and of earlier ones that it completes."""
+        if any(noise in line.text for noise in _NOISE):
+            return
         event = parse_event(line.text)
         if event is not None and event["event"] == "environment":
             self._hosts.add(line.host, describe_event(event))

@@ -158,15 +158,17 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     if status.instance_type:
         spot = " spot" if status.is_spot else ""
         parts.append(f"{status.instances or 1} x {status.instance_type}{spot}")
+    # Nobody is billed for what a simulated account runs.
+    name = "would cost" if status.is_simulated else "spent"
     if cost is None:
-        return "spent", ", ".join(reversed(parts))
+        return name, ", ".join(reversed(parts))
     if not is_live:
         parts.append(f"{format_duration(status.billable_seconds)} billed")
     elif status.usd_per_hour is not None:
         # The known price is that of instances on demand.
         on_demand = " on demand" if status.is_spot else ""
         parts.append(f"{format_usd(status.usd_per_hour)} per hour{on_demand}")
-    return "spent", ", ".join(parts)
+    return name, ", ".join(parts)
 
 
 def pool_rows(status: Status) -> list[Row]:

@@ -463,7 +463,7 @@ def _rank_warnings(reports: Collection[Event], *, has_checkpoint: bool) -> list[
         )
     if reports and all(report.get("progressed") is False for report in reports):
         found.append(
-            "limits.hang has no effect: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
+            "limits.hang cannot find a hang: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
         )
     return found
 

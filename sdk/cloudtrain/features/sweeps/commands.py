@@ -53,7 +53,7 @@ _read_sweep_argument = click.argument(
     cls=_DefaultRunGroup,
     name="sweep",
     examples={
-        "cloudtrain sweep plan": "its trials, price and ceiling",
+        "cloudtrain sweep plan": "its trials, price and limit",
         "cloudtrain sweep run --local --follow": "run it on this machine",
         "cloudtrain sweep best --write best.yaml": "keep the best job",
     },
