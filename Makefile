@@ -236,18 +236,25 @@ clean:
 
 # ---------------------------------------------------------------- set-up
 
+COMMA := ,
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "cloudtrain needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
+# pip says nothing for a minute, so a dot each second says that it works: $(call with_dots,text,command).
+define with_dots
+@printf '%s ' '$(1)'; (while sleep 1; do printf .; done) & dots=$$!; trap "kill $$dots" EXIT; $(2) || exit 1; echo
+endef
+
 # torch first and by exact version: a range would bring gigabytes of CUDA packages to a machine that has no use for them.
 $(VENV)/.torch: $(VENV)/bin/python
-	$(PIP) install $(TORCH)
+	$(call with_dots,installing PyTorch into $(VENV)$(COMMA) once,$(PIP) install $(TORCH))
 	@touch $@
 
 # The wheel is what users get, so it is what runs here. Dependencies are resolved once for each set of extras.
 $(VENV)/.dependencies-%: pyproject.toml constraints.txt $(VENV)/.torch
-	$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]" "$$($(INSTALLED_TORCH))"
+	$(call with_dots,installing what cloudtrain needs into $(VENV)$(COMMA) once,$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]" "$$($(INSTALLED_TORCH))")
 	@touch $@
 
 # Named again, so that pip refuses what would replace it.
@@ -261,7 +268,7 @@ EXTRAS_test := test
 EXTRAS_trl := test,huggingface
 
 $(VENV)/.installed-%: $(VENV)/.dependencies-% $(SOURCES)
-	$(PIP) install --no-deps --force-reinstall --no-build-isolation .
+	@$(PIP) install --no-deps --force-reinstall --no-build-isolation .
 	@touch $@
 
 .PRECIOUS: $(VENV)/.installed-% $(VENV)/.dependencies-% $(VENV)/.torch $(VENV)/bin/python

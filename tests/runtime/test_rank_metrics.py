@@ -19,6 +19,7 @@ from cloudtrain_runtime.metrics.step_timer import (
     StepTimes,
 )
 from cloudtrain_runtime.metrics.stragglers import (
+    CPU_DELAY_SECONDS,
     NUMBERS_PER_RANK,
     OWN_PARTS,
     Straggler,
@@ -153,6 +154,13 @@ def test_a_straggler_is_slow_in_consecutive_readings() -> None:
         "stages are not compared"
     )
     assert changes([rows(0.010, 0.0, 0.010)] * 9, 3) == [], "one rank has no reading yet"
+
+
+def test_ranks_that_share_cores_are_no_stragglers() -> None:
+    monitor = StragglerMonitor(replace(read_context({}), world_size=2), 0, CPU_DELAY_SECONDS)
+    assert [monitor.compare(rows(0.010, 0.050)) for _ in range(9)] == [[]] * 9
+    found = [change for _ in range(9) for change in monitor.compare(rows(0.010, 0.070))]
+    assert [(change.rank, change.part) for change in found] == [(1, "forward")]
 
 
 def trace_of(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,11 @@ from torch import nn
 
 from cloudtrain_runtime.metrics.flops import count_flops, device_peak_flops
 from cloudtrain_runtime.metrics.step_timer import Phase, StepClock
-from cloudtrain_runtime.metrics.stragglers import StragglerMonitor
+from cloudtrain_runtime.metrics.stragglers import (
+    CPU_DELAY_SECONDS,
+    GPU_DELAY_SECONDS,
+    StragglerMonitor,
+)
 from cloudtrain_runtime.process.event_log import emit
 from cloudtrain_runtime.process.run_context import Context
 from cloudtrain_runtime.task import Task
@@ -51,7 +55,9 @@ class Meter:
         self.wants_batch = (
             self._peak_flops is not None and self._sample_flops is None and shape is not None
         )
-        self._stragglers = StragglerMonitor(context, stage)
+        on_cpu = context.device.type == "cpu"
+        least = CPU_DELAY_SECONDS if on_cpu else GPU_DELAY_SECONDS
+        self._stragglers = StragglerMonitor(context, stage, least)
         self.samples = 0
 
     def count_batch_flops(self, batch: Any, samples: int) -> None:

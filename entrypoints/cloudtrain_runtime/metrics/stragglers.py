@@ -14,8 +14,11 @@ OWN_PARTS: Final = ("data", "forward", "optimizer")
 """Parts of a step in which a rank waits for no other. The backward pass ends when that of the slowest rank does."""
 
 _SLOW = 1.2
-_MIN_DELAY_SECONDS = 1e-3
-"""Smallest delay that is reported: on a busy machine, small steps differ by that much."""
+GPU_DELAY_SECONDS: Final = 1e-3
+"""Smallest delay of a rank on a GPU that is reported: on a busy machine, small steps differ by that much."""
+
+CPU_DELAY_SECONDS: Final = 0.05
+"""The same of a rank on a CPU: ranks that share cores delay each other by turns, which says nothing about a host."""
 
 _IN_A_ROW = 3
 _MIN_INTERVAL_SECONDS = 0.1
@@ -43,9 +46,13 @@ class StragglerMonitor:
 
     Args:
         stage: This rank's pipeline stage: a rank is compared with the ranks that compute the same layers.
+        least_seconds: Smallest delay that is reported.
     """
 
-    def __init__(self, context: Context, stage: int = 0) -> None:
+    def __init__(
+        self, context: Context, stage: int = 0, least_seconds: float = GPU_DELAY_SECONDS
+    ) -> None:
+        self._least_seconds = least_seconds
         self._context = context
         self._stage = stage
         self._in_a_row = [0] * context.world_size
@@ -74,7 +81,7 @@ class StragglerMonitor:
             # The lower median, so that of two ranks one can be slower than the median.
             median = statistics.median_low(sum(peer) for peer in peers)
             own = sum(row[: len(OWN_PARTS)])
-            is_slow = own >= _SLOW * median and own - median >= _MIN_DELAY_SECONDS
+            is_slow = own >= _SLOW * median and own - median >= self._least_seconds
             self._in_a_row[rank] = (
                 self._in_a_row[rank] + 1 if is_slow != self._reported[rank] else 0
             )
