@@ -102,7 +102,7 @@ def test_the_earliest_failure_of_two_hosts_is_the_cause(
     )
     assert "train.batch_size (now 48)" in done.json["action"]
     shown = cli("explain", run).out
-    assert "why        out of GPU memory\nwhere      rank 9, algo-2\n" in shown
+    assert "cause      out of GPU memory\nwhere      rank 9, algo-2\n" in shown
     assert f"logs sagemaker:{run}" in shown
 
 
