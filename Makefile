@@ -260,7 +260,7 @@ $(VENV)/.dependencies-%: pyproject.toml constraints.txt $(VENV)/.torch
 # Named again, so that pip refuses what would replace it.
 INSTALLED_TORCH := $(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))'
 
-EXTRAS_demo := local,examples
+EXTRAS_demo := local,examples,dashboard
 EXTRAS_dev := dev
 EXTRAS_all := all
 EXTRAS_docs := docs

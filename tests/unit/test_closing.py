@@ -27,6 +27,11 @@ NOW = at(60).timestamp()
 COMMAND = re.compile(r"cloudtrain|^  model|^  checkpoint|^  folder")
 
 
+@pytest.fixture(autouse=True)
+def _everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.console.closing.is_installed", lambda _: True)
+
+
 def events(*kinds: tuple[str, dict[str, Any]]) -> list[LogLine]:
     return [LogLine("algo-1", format_event(kind, fields)) for kind, fields in kinds]
 
@@ -110,6 +115,14 @@ def test_a_success_says_what_how_good_where_and_what_next() -> None:
         "  use    cloudtrain serve d30c68",
         "  price  cloudtrain plan job.yaml --instances 2",
     ]
+
+
+def test_what_is_not_installed_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloudtrain.console.closing.is_installed", lambda _: False)
+    done = ending(State.SUCCEEDED, (*STARTED, *END), artifacts={"model": "/x/model.tar.gz"})
+    lines = closing_lines(done, 120, now=NOW)
+    assert "  look   cloudtrain metrics d30c68" in lines
+    assert not any("serve" in line or "dashboard" in line for line in lines)
 
 
 FAILURE = (
@@ -299,3 +312,51 @@ def test_each_class_of_failure_has_its_words(failure: FailureClass) -> None:
     assert "  what to do  Do this." in lines
     again = any("submit job.yaml" in line for line in lines)
     assert again == failure.is_in_the_job, "only a mistake in the job is submitted anew"
+
+
+def test_the_source_line_is_that_of_the_last_frame() -> None:
+    log = (
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/opt/ml/code/train.py", line 5, in load',
+        "[rank0]:     raise ValueError(text)",
+        "[rank0]: ValueError: bad config:",
+        "[rank0]:     expected: 3",
+        "[rank0]:     got: 4",
+    )
+    lines = closing_lines(ending(State.FAILED, STARTED, "rank 0 failed", log=log), 120, now=NOW)
+    assert "  train.py:5  raise ValueError(text)" in "\n".join(lines)
+
+
+def test_a_lower_loss_is_better_whatever_it_is_called() -> None:
+    kinds = tuple(
+        ("evaluation", {"split": "validation", "step": step, "f1_loss": value, "loss": value})
+        for step, value in ((10, 0.1), (20, 0.9), (30, 0.5))
+    )
+    lines = closing_lines(ending(State.SUCCEEDED, (*STARTED, *kinds)), 120, now=NOW)
+    assert "validation/loss  0.5  ▁█▅  best 0.1 at step 10" in "\n".join(lines)
+
+
+def test_the_best_value_of_a_long_curve_is_kept() -> None:
+    kinds = [
+        ("evaluation", {"split": "test", "step": step, "accuracy": 0.99 if step == 1 else 0.5})
+        for step in range(5000)
+    ]
+    lines = closing_lines(ending(State.SUCCEEDED, (*STARTED, *kinds)), 120, now=NOW)
+    assert "best 0.99 at step 1" in "\n".join(lines)
+
+
+def test_huge_values_have_bars() -> None:
+    assert draw_bars([-1e308, 1e308, 0.0]) == "▁█▅"
+    assert draw_bars([0.0, 0.0]) == "▁▁"
+
+
+def test_a_screen_has_at_most_twelve_lines() -> None:
+    detail = ("tracking", {"detail": "word " * 60})
+    hosts = [("environment", {"host": f"algo-{n}", "warnings": [f"{n} is slow"]}) for n in (1, 2)]
+    artifacts = {"model": "/x/model.tar.gz", "folder": "/x"}
+    done = ending(
+        State.SUCCEEDED, (*STARTED, *EVALUATIONS, *END, detail, *hosts), artifacts=artifacts
+    )
+    lines = closing_lines(done, 80, now=NOW)
+    assert len(lines) <= 12
+    assert "  read   cloudtrain status d30c68" in lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from cloudtrain.runs.results import key_metrics, short_reason
 from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import State
 from cloudtrain.runs.step_parts import describe_seconds, step_parts
+from cloudtrain.support.installation import is_installed
 from cloudtrain.support.run_id import job_of
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration
@@ -50,16 +52,27 @@ _MOST_POINTS = 2000
 _LEAST_SHARE = 0.05
 _STEP_PARTS = 3
 _LAST_LINES = 5
+_WARNINGS = 2
 _DIM = "2"
 _BOLD = "1"
 _YELLOW = "33"
+
+
+Point = tuple[int, float]
+"""Step and value of a metric."""
+
+
+def _value(point: Point) -> float:
+    return point[1]
 
 
 @dataclass
 class SeenEvents:
     """What the log of a followed run has shown of its metrics: their curves, and analyses by split."""
 
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    curves: dict[str, list[Point]] = field(default_factory=dict)
+    extremes: dict[str, tuple[Point, Point]] = field(default_factory=dict)
+    """Smallest and largest value of each curve, which a long curve may no longer have."""
     analyses: dict[str, Event] = field(default_factory=dict)
 
     def add_line(self, line: LogLine) -> None:
@@ -75,11 +88,18 @@ class SeenEvents:
 
     def _add_point(self, name: str, step: int, value: float | None) -> None:
         points = self.curves.setdefault(name, [])
+        known = len(points)
         # After a restart the steps begin again.
         while points and points[-1][0] >= step:
             points.pop()
+        if len(points) < known:
+            self.extremes.pop(name, None)
         if value is not None and math.isfinite(value):
             points.append((step, value))
+        considered = points if name not in self.extremes else [*self.extremes[name], *points[-1:]]
+        if considered:
+            least = min(considered, key=_value)
+            self.extremes[name] = (least, max(considered, key=_value))
         if len(points) > _MOST_POINTS:
             del points[1::2]
 
@@ -158,7 +178,7 @@ def _message(ending: Ending) -> str:
 class _Fact:
     """A row of the last screen: its name, its value, what stands beside it, and the colour of the name.
 
-    A value that is to be copied is never cut or wrapped.
+    A value that is to be copied is never cut or wrapped. One that `status` shows in full may be cut.
     """
 
     name: str
@@ -166,6 +186,7 @@ class _Fact:
     note: str = ""
     colour: str = ""
     is_copied: bool = False
+    is_cut: bool = False
 
 
 def _good_rows(status: Status, seen: SeenEvents) -> Iterator[_Fact]:
@@ -178,7 +199,7 @@ def _good_rows(status: Status, seen: SeenEvents) -> Iterator[_Fact]:
         if split in seen.analyses and split not in analysed:
             analysed.add(split)
             notes.append(describe_analysis(seen.analyses[split]))
-        notes += _curve_notes(name, metrics[name], seen.curves.get(name, []))
+        notes += _curve_notes(name, metrics[name], seen)
         yield _Fact(name, describe_metric(metrics[name]), "  ".join(notes))
     parts = step_parts(metrics)
     if parts:
@@ -195,18 +216,16 @@ def _good_rows(status: Status, seen: SeenEvents) -> Iterator[_Fact]:
         yield _Fact(*device)
 
 
-def _curve_notes(
-    name: str, last: float | None, points: Sequence[tuple[int, float]]
-) -> Iterator[str]:
+def _curve_notes(name: str, last: float | None, seen: SeenEvents) -> Iterator[str]:
     """Yield the curve of a metric as bars, and its best value where that is not the last."""
-    values = [value for _, value in points]
+    values = [value for _, value in seen.curves.get(name, ())]
     if len(values) >= _LEAST_POINTS and _can_print(_BARS):
         yield draw_bars(values)
     is_better_known = is_higher_better(name) or is_lower_better(name)
     if len(values) < _LEAST_POINTS or not is_better_known:
         return
-    choose = max if is_higher_better(name) else min
-    step, best = choose(points, key=lambda point: point[1])
+    least, largest = seen.extremes[name]
+    step, best = largest if is_higher_better(name) else least
     if last is None or describe_metric(best) != describe_metric(last):
         yield f"best {describe_metric(best)} at step {step:,}"
 
@@ -216,6 +235,9 @@ def draw_bars(values: Sequence[float]) -> str:
     points = min(_BAR_POINTS, len(values))
     step = (len(values) - 1) / max(1, points - 1)
     chosen = [values[round(index * step)] for index in range(points)]
+    # The difference of two huge values would be infinite.
+    scale = max(map(abs, chosen)) or 1.0
+    chosen = [value / scale for value in chosen]
     least = min(chosen)
     spread = max(chosen) - least
     if spread == 0:
@@ -246,9 +268,10 @@ def _cause_rows(ending: Ending) -> Iterator[_Fact]:
 
 def _source_line(cause: Explanation) -> str:
     """Return the line of the job's code that raised the exception."""
-    lines = [line.strip() for line in cause.traceback if line.startswith("    ")]
-    lines = [line for line in lines if line.strip("^~ ")]
-    return lines[-1] if lines else ""
+    frames = [index for index, line in enumerate(cause.traceback) if line.startswith('  File "')]
+    after = cause.traceback[frames[-1] + 1 :] if frames else ()
+    is_source = bool(after) and after[0].startswith("    ")
+    return after[0].strip() if is_source else ""
 
 
 def _reason_rows(status: Status) -> Iterator[_Fact]:
@@ -258,8 +281,12 @@ def _reason_rows(status: Status) -> Iterator[_Fact]:
 
 
 def _warning_rows(status: Status, now: float) -> Iterator[_Fact]:
-    for text in (*status.alarms(now), *status.warnings(), *status.host_warnings()):
-        yield _Fact("warning", as_one_line(text), colour=_YELLOW)
+    texts = (*status.alarms(now), *status.warnings(), *status.host_warnings())
+    shown = texts if len(texts) <= _WARNINGS else texts[: _WARNINGS - 1]
+    for text in shown:
+        yield _Fact("warning", as_one_line(text), colour=_YELLOW, is_cut=True)
+    if len(shown) < len(texts):
+        yield _Fact("warning", f"and {len(texts) - len(shown)} more", colour=_YELLOW)
 
 
 def _place_rows(status: Status, now: float) -> Iterator[_Fact]:
@@ -295,6 +322,8 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
         start = f"  {coloured(f'{name:<{names}}', row.colour or _DIM)}  "
         if row.is_copied:
             yield start + row.value
+        elif row.is_cut:
+            yield start + cut_text(row.value, room)
         elif row.note and cell_count(row.value) <= room // 2:
             value = f"{row.value:<{values}}"
             note = cut_text(row.note, room - cell_count(value) - 2)
@@ -332,13 +361,18 @@ def _next_steps(ending: Ending) -> Iterator[tuple[str, str]]:
             yield "continue", command
         yield "read", f"{called} logs {handle}"
         return
-    if status.uses_account:
+    if any(_warning_rows(status, time.time())):
+        yield "read", f"{called} status {handle}"
+    # What is not installed would only be an error.
+    if status.uses_account or not is_installed("starlette"):
         yield "look", f"{called} metrics {handle}"
-        yield "get", f"{called} download {handle}"
     else:
         yield "look", f"{called} dashboard --open"
+    if status.uses_account:
+        yield "get", f"{called} download {handle}"
     is_task = kind_of_job(ending.facts) is Jobs.TASK
-    if is_task and "model" in status.artifacts and not _is_evaluation(status):
+    is_served = is_task and "model" in status.artifacts and not _is_evaluation(status)
+    if is_served and is_installed("ray"):
         yield "use", f"{called} serve {handle}"
     if not status.uses_account and ending.job is not None:
         yield "price", f"{called} plan {ending.job}"

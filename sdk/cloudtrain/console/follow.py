@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import queue
 import sys
 import threading
@@ -85,13 +86,19 @@ def follow(
     seen = SeenEvents()
     # The console draws on the terminal, so it bypasses the filter. Callers filter text of third parties by
     # `strip_unsafe_escapes` or `as_one_line`.
-    out = Console(file=unfiltered(sys.stderr if as_json else sys.stdout), stderr=as_json)
+    stream = unfiltered(sys.stderr if as_json else sys.stdout)
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    out = Console(file=stream, stderr=as_json)
     try:
         with open_screen(out) as screen, monitor:
             screen.shows_all = wanted != ALL_LINES
             screen.is_silent = not screen.shows_all
             thinner = EventThinner(_STEP_SECONDS if wanted.grep is None else 0.0)
-            status = _show(monitor, screen, thinner, seen)
+            try:
+                status = _show(monitor, screen, thinner, seen)
+            finally:
+                screen.print_rest()
     except KeyboardInterrupt:
         ignore_interrupts()
         return _detach(run, monitor.status, as_json=as_json)
@@ -157,7 +164,6 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: EventThinner, seen: Seen
         if monitor.status is not None:
             screen.show(monitor.status, monitor.status_time, monitor.cloud_error)
             if is_over:
-                screen.print_rest()
                 return monitor.status
         if monitor.is_waiting_for_lines and silent_seconds > _LATE_LINES_SECONDS and not has_warned:
             has_warned = True
@@ -388,6 +394,9 @@ def _keep_known(status: Status, before: Status | None) -> Status:
             host_ranks={**known.host_ranks, **progress.host_ranks},
             host_files={**known.host_files, **progress.host_files},
             hidden_failure=progress.hidden_failure,
+            has_attempts=progress.has_attempts or known.has_attempts,
+            prepared_at=known.prepared_at or progress.prepared_at,
+            began_at=known.began_at or progress.began_at,
         )
     if progress.checkpoint is None and not progress.damaged:
         progress = dataclasses.replace(

@@ -46,7 +46,7 @@ from cloudtrain.runs.status import (
     shown_reason,
 )
 from cloudtrain.support.backend_facts import place_name
-from cloudtrain.support.notebook.summary import Row
+from cloudtrain.support.notebook.summary import Row, name_numbers
 from cloudtrain.support.run_id import job_of
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_age, format_duration
@@ -114,7 +114,7 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     progress = status.progress
     rows = [("run", status.reference), ("state", describe_state(status))]
     if shown_reason(status) and len(status.reason.strip().splitlines()) > 1:
-        rows.append(("", f"the traceback is in: {command_name()} logs {status.reference}"))
+        rows.append(("", f"cause and place: {command_name()} explain {status.reference}"))
     rows += [(name, coloured(text, "1;31")) for name, text in alarm_rows(status, moment)]
     rows += warning_rows(status)
     if phases := describe_phases(status, moment):
@@ -187,23 +187,12 @@ def explanation_rows(found: Explanation, reference: str, *, with_state: bool = T
     rows += [("" if index else "last lines", line) for index, line in enumerate(found.last_lines)]
     if len(found.ranks) > 1 and not found.is_of_all_ranks:
         hosts = f" on {', '.join(found.hosts)}" if found.hosts else ""
-        rows.append(("reported by", f"ranks {_spans(found.ranks)}{hosts}"))
+        rows.append(("reported by", f"ranks {name_numbers(found.ranks)}{hosts}"))
     if found.action:
         rows.append(("action", found.action))
     if found.failure is not None:
         rows.append(("full log", f"{command_name()} logs {reference}"))
     return rows
-
-
-def _spans(ranks: Sequence[int]) -> str:
-    """Return sorted numbers as ranges: `0-7, 9`."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def next_command(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cloudtrain.support.notebook.summary import count
-from cloudtrain.support.units import format_duration, format_size
+from cloudtrain.support.units import format_duration, format_number, format_size
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
@@ -20,6 +20,8 @@ HIGH_DATA_WAIT = 0.2
 _MOST_NAMED = 4
 _MOST_FIELDS = 4
 _MOST_CHARACTERS = 60
+_SMALLEST = 1e-3
+_LARGEST = 1e6
 _PLAIN_NAME = re.compile(r"[A-Za-z_][\w./-]*")
 """A name that YAML reads as it is."""
 
@@ -27,8 +29,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][\w./-]*")
 def word_line(text: str) -> str | None:
     """Return a log line with its event as a sentence; None for an event that says nothing to a reader of the log."""
     event = parse_event(text)
-    if event is None:
-        return _word_invalid(text)
+    return _word_invalid(text) if event is None else word_event(event)
+
+
+def word_event(event: Event) -> str | None:
+    """Return an event as a sentence; None for one that says nothing to a reader of the log."""
     if event["event"] in _NOT_IN_LOGS or _is_silent(event):
         return None
     return describe_event(event)
@@ -42,12 +47,16 @@ def describe_event(event: Event) -> str:
     except (LookupError, TypeError, ValueError, ArithmeticError):
         # Fields are missing or odd: an event of another version, or of a script.
         text = _describe_unknown(event)
-    return _encodable(text)
+    return _one_line(text)
 
 
-def _encodable(text: str) -> str:
-    """Return a text without halves of characters, which JSON can have and no stream can encode."""
-    return text.encode("utf-8", "backslashreplace").decode()
+def _one_line(text: str) -> str:
+    """Return a text without line breaks, which would look like lines of others, and without halves of characters."""
+    if text.isprintable():
+        return text
+    # No stream can encode half of a character, which JSON can have.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return " ".join(part.strip() for part in re.split(r"[\r\n\v\f\x85\u2028\u2029]+", text))
 
 
 def _word_invalid(text: str) -> str:
@@ -61,7 +70,7 @@ def _word_invalid(text: str) -> str:
         return text
     if not isinstance(content.get("event"), str):
         return text
-    return before + _encodable(_describe_unknown(content))
+    return before + _one_line(_describe_unknown(content))
 
 
 def _is_silent(event: Event) -> bool:
@@ -381,7 +390,11 @@ def _plain(value: object) -> str:
 
 
 def _number(value: Any) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+    """Return a metric's value; those of a usual size have four decimals, so that columns of a log are aligned."""
+    if value is None:
+        return "not finite"
+    is_usual = value == 0 or _SMALLEST <= abs(value) < _LARGEST
+    return f"{value:.4f}" if is_usual else format_number(value)
 
 
 _NOT_IN_LOGS = frozenset({"attempt", "left", "patterns", "leaving"})

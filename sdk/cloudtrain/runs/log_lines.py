@@ -42,6 +42,9 @@ class LogLine:
         event = parse_event(self.text)
         return f"{self.host}  {self.text if event is None else describe_event(event)}"
 
+    def __repr__(self) -> str:
+        return f"<LogLine {str(self)!r}>"
+
     @property
     def received_time(self) -> float | None:
         """`time` if it is not estimated, else None: lines of different hosts can be ordered by it."""

@@ -26,8 +26,8 @@ def main_metric(metrics: Iterable[str]) -> str | None:
 
 
 def is_higher_better(metric: str) -> bool:
-    """Return whether a higher value of a metric from `main_metric` is better."""
-    return _HIGHER.search(metric.rpartition("/")[2]) is not None
+    """Return whether a higher value of a metric is better, by its name; of `f1_loss` a lower one is."""
+    return _HIGHER.search(metric.rpartition("/")[2]) is not None and not is_lower_better(metric)
 
 
 def is_lower_better(metric: str) -> bool:

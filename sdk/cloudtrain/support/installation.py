@@ -46,6 +46,11 @@ def install_command(*extras: str, distribution: Distribution | None = None) -> s
     return pip_install(*_requirements(found, extras))
 
 
+def is_installed(module: str) -> bool:
+    """Return whether a top-level module can be imported, without its import."""
+    return importlib.util.find_spec(module) is not None
+
+
 def pip_install(*arguments: str) -> str:
     """Return the command by which pip installs into the environment of this interpreter."""
     if importlib.util.find_spec("pip") is None:

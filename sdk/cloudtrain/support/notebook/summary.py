@@ -65,6 +65,17 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{plural}"
 
 
+def name_numbers(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ranges: `0-7, 9`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
 def _escape(text: str) -> str:
     # Only for notebooks.
     import html
