@@ -1,5 +1,7 @@
 """The documentation site builds without a warning, loads nothing from other servers, and shows what it links to."""
 
+import fcntl
+import os
 import re
 import shutil
 import subprocess
@@ -28,9 +30,17 @@ def build(docs: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    done = build(REPOSITORY / "docs", folder)
-    assert done.returncode == 0, done.stderr
+    """Build the site once for all workers: each build takes a minute, and writes the generated pages into docs/."""
+    base = tmp_path_factory.getbasetemp()
+    together = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    folder = together / "site"
+    done = together / "site-is-built"
+    with (together / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            built = build(REPOSITORY / "docs", folder)
+            assert built.returncode == 0, built.stderr
+            done.touch()
     return folder
 
 
