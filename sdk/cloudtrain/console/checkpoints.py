@@ -97,9 +97,9 @@ def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str | Cell, ..
 
 _FILE_COLUMNS = (
     Column("name", least=24),
-    Column("files", is_number=True, drop=1),
-    Column("size", is_number=True),
-    Column("state"),
+    Column("files", is_number=True, drop=1, keep="pipe"),
+    Column("size", is_number=True, keep="pipe"),
+    Column("state", keep="pipe"),
 )
 
 

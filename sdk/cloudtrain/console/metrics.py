@@ -126,13 +126,19 @@ def print_comparison(found: Comparison) -> None:
     width = terminal_width()
     if width is None or _side_by_side(found.runs, names, values) <= width:
         runs = [
-            Column(run.partition(":")[2], title=run_cell(run).shown, is_number=True, least=_LEAST)
+            Column(
+                run.partition(":")[2],
+                title=run_cell(run).shown,
+                is_number=True,
+                least=_LEAST,
+                keep="both",
+            )
             for run in found.runs
         ]
         rows: list[list[str | Cell]] = [
             [name, *cells] for name, cells in zip(names, values, strict=True)
         ]
-        print_table([Column("", least=_LEAST_NAME), *runs], rows)
+        print_table([Column("", least=_LEAST_NAME, keep="pipe"), *runs], rows)
     else:
         _print_runs_as_rows(found, names, values)
     if not found.settings:
@@ -145,11 +151,13 @@ def _side_by_side(
     runs: Sequence[str], names: Sequence[str], values: Sequence[Sequence[Cell]]
 ) -> int:
     """Return the cells that a line with a column for each run needs at least."""
-    columns = zip(*values, strict=True)
-    widest = [max(cell_count(cell.shown or cell.text) for cell in column) for column in columns]
     heads = [cell_count(run_cell(run).shown or "") for run in runs]
+    widest = [0] * len(runs)
+    if values:
+        columns = zip(*values, strict=True)
+        widest = [max(cell_count(cell.shown or cell.text) for cell in column) for column in columns]
     total = min(_LEAST_NAME, max(map(cell_count, names), default=0))
-    return total + sum(GAP + min(_LEAST, max(pair)) for pair in zip(heads, widest, strict=False))
+    return total + sum(GAP + min(_LEAST, max(pair)) for pair in zip(heads, widest, strict=True))
 
 
 def _print_runs_as_rows(

@@ -16,7 +16,7 @@ _COLUMNS = (
     Column("run", title="ID"),
     Column("job", least=12, only="terminal"),
     Column("state"),
-    Column("size", is_number=True),
+    Column("size", is_number=True, keep="pipe"),
     Column("why", title="WHY", least=20, only="terminal"),
 )
 

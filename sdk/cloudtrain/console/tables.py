@@ -30,6 +30,7 @@ class Column:
         is_number: Aligned to the right on a terminal.
         is_dim: Dim on a terminal.
         only: The kind of output that has the column; by default both.
+        keep: The kinds of output that have the column also where all its cells are empty.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Column:
     is_number: bool = False
     is_dim: bool = False
     only: Literal["terminal", "pipe"] | None = None
+    keep: Literal["both", "pipe"] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def table_lines(
     colours: Mapping[str, str] | None = None,
     has_header: bool = True,
 ) -> list[str]:
-    """Return a table as lines. Columns that are empty below the header are left out.
+    """Return a table as lines. Columns that are empty below the header are left out, unless they are to be kept.
 
     Args:
         columns: The columns.
@@ -150,13 +152,14 @@ Fitted = tuple[Column, list[Cell]]
 def _filled(
     columns: Sequence[Column], rows: Sequence[Row], kind: Literal["terminal", "pipe"]
 ) -> list[Fitted]:
-    """Return the columns of a kind of output that are not empty, each with its cells."""
+    """Return the columns of a kind of output that are kept or not empty, each with its cells."""
     found = []
     for index, column in enumerate(columns):
         cells = [_as_cell(row[index]) for row in rows]
         if column.only not in (None, kind):
             continue
-        if any(cell.text if kind == "pipe" else _visible(cell) for cell in cells):
+        is_kept = column.keep in ("both", kind)
+        if is_kept or any(cell.text if kind == "pipe" else _visible(cell) for cell in cells):
             found.append((column, cells))
     return found
 

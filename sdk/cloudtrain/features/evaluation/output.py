@@ -57,9 +57,9 @@ def print_ranking(ranking: Ranking) -> None:
         place_text = str(place) if metric else ""
         rows.append((place_text, run_cell(each.evaluated), _weights_of(each), *values))
     columns = [
-        Column("", is_number=True),
+        Column("", is_number=True, keep="pipe"),
         Column("run"),
-        Column("step", is_number=True),
+        Column("step", is_number=True, keep="pipe"),
         *(
             Column(name, title=name, drop=len(shown) - index if index else 0)
             for index, name in enumerate(shown)

@@ -137,11 +137,11 @@ def print_profiles(profiles: Mapping[str | None, Mapping[str, Any]], chosen: str
 
 
 _PROFILE_COLUMNS = (
-    Column("", title="", least=0),
+    Column("", title="", least=0, keep="pipe"),
     Column("profile", least=12),
-    Column("region"),
-    Column("bucket", least=16),
-    Column("role", least=12),
+    Column("region", keep="pipe"),
+    Column("bucket", least=16, keep="pipe"),
+    Column("role", least=12, keep="pipe"),
 )
 
 

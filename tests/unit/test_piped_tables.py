@@ -1,0 +1,45 @@
+"""What scripts read in a pipe: every column, every row and every digit, whatever a terminal shows."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from cloudtrain.console.metrics import print_comparison
+from cloudtrain.console.tables import Column, table_lines
+from cloudtrain.features.evaluation.output import print_ranking
+from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
+from cloudtrain.runs.evaluations import EvaluatedSplit, Evaluation, Measurement, rank_evaluations
+
+RUNS = ("local:digits-261125-223727-71810a", "local:digits-261125-223800-82921b")
+
+
+def test_a_column_can_be_kept_without_any_value() -> None:
+    columns = (Column("a"), Column("b", keep="both"), Column("c", keep="pipe"))
+    assert table_lines(columns, [("1", "", "")], None) == ["a  b  c", "1"]
+    assert table_lines(columns, [("1", "", "")], 80) == ["A  B", "1"]
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_compare_keeps_a_run_without_values(
+    width: int | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudtrain.console.metrics.terminal_width", lambda: width)
+    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: width)
+    settings = (ComparedSetting("train.learning_rate", (0.1, None)),)
+    metrics = (ComparedMetric("train/loss", (0.5, None), (0.5, None), None),)
+    print_comparison(Comparison(RUNS, settings, metrics))
+    header = capsys.readouterr().out.splitlines()[0]
+    expected = [run.partition(":")[2] if width is None else run[-6:] for run in RUNS]
+    assert header.split() == expected
+    print_comparison(Comparison(RUNS, (), ()))
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_a_ranking_has_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    split = EvaluatedSplit(100, {"loss": Measurement(0.5)}, {})
+    made = datetime(2026, 11, 25, tzinfo=UTC)
+    found = [Evaluation(f"{run}-evaluation", run, made, {"test": split}) for run in RUNS]
+    print_ranking(rank_evaluations(found))
+    header, first, _ = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "step", "test/loss"]
+    assert first.split()[0] == "1"
