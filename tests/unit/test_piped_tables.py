@@ -7,6 +7,9 @@ import pytest
 from cloudtrain.console.metrics import print_comparison
 from cloudtrain.console.tables import Column, table_lines
 from cloudtrain.features.evaluation.output import print_ranking
+from cloudtrain.features.sweeps.output import print_sweep, print_trial
+from cloudtrain.features.sweeps.results import SweepState, SweepStatus, describe_trial
+from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
 from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
 from cloudtrain.runs.evaluations import EvaluatedSplit, Evaluation, Measurement, rank_evaluations
 
@@ -43,3 +46,55 @@ def test_a_ranking_has_all_columns(capsys: pytest.CaptureFixture[str]) -> None:
     header, first, _ = capsys.readouterr().out.splitlines()
     assert header.split() == ["run", "step", "test/loss"]
     assert first.split()[0] == "1"
+
+
+TRIAL = Trial(
+    0,
+    {"train.learning_rate": 0.00123456789},
+    state=TrialState.SUCCEEDED,
+    run=RUNS[0].partition(":")[2],
+    objective=2696.123456,
+)
+SWEEP = SweepStatus(
+    sweep="rates-261125-223727-71810a",
+    state=SweepState.SUCCEEDED,
+    reason="",
+    engine="optuna",
+    backend="local",
+    metric="validation/loss",
+    is_maximized=False,
+    trials=(TRIAL,),
+    planned_trials=1,
+    budget=Budget.of(None, (TRIAL,)),
+)
+
+
+def test_a_pipe_gets_numbers_without_separators(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = (ComparedMetric("train/loss", (0.5,) * 2, (2696.123456, 0.123456), 1),)
+    print_comparison(Comparison(RUNS, (), metrics))
+    assert capsys.readouterr().out.splitlines()[1].split() == ["train/loss", "2696.12", "0.123456*"]
+
+
+def test_a_sweep_has_six_digits_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    print_sweep(SWEEP)
+    facts, table = capsys.readouterr().out.split("\n\n")
+    assert "best    trial 0, validation/loss 2696.12, learning_rate=0.00123457" in facts
+    assert "SUCCEEDED  2696.12    learning_rate=0.00123457" in table
+    assert describe_trial(TRIAL).startswith("trial 0 SUCCEEDED, objective 2696.12 (learning_rate=")
+    print_trial(SWEEP.sweep, TRIAL)
+    lines = capsys.readouterr().out.splitlines()
+    assert "objective  2696.12" in lines
+    assert "values     train.learning_rate: 0.00123456789" in lines
+
+
+def test_a_sweep_has_four_digits_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudtrain.features.sweeps.output.is_terminal", lambda: True)
+    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: 80)
+    print_sweep(SWEEP)
+    facts, table = capsys.readouterr().out.split("\n\n")
+    assert "best    trial 0, validation/loss 2,696, learning_rate=0.001235" in facts
+    assert "SUCCEEDED  2,696" in table
+    print_trial(SWEEP.sweep, TRIAL)
+    assert "objective  2,696" in capsys.readouterr().out.splitlines()

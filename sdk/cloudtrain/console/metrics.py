@@ -23,6 +23,7 @@ from cloudtrain.console.terminal import is_terminal
 from cloudtrain.runs.event_words import describe_unmatched
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.support.notebook.summary import printable
+from cloudtrain.support.units import format_plain_number
 
 if TYPE_CHECKING:
     from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
@@ -106,7 +107,7 @@ def _value(row: Mapping[str, Any], name: str) -> str | Cell:
         return ""
     if row[name] is None:
         return "not finite"
-    return Cell(f"{row[name]:.6g}", shown=describe_metric(row[name]))
+    return Cell(format_plain_number(row[name]), shown=describe_metric(row[name]))
 
 
 _BEST = "32"
@@ -204,10 +205,16 @@ _MOST_CHARACTERS = 2000
 
 
 def _metric_cells(metric: ComparedMetric) -> list[Cell]:
-    texts = ["" if value is None else describe_metric(value) for value in metric.best]
-    if metric.winner is None:
-        return [Cell(text) for text in texts]
     # The space keeps the digits of a column below each other.
-    cells = [Cell(text, shown=f"{text} ") for text in texts]
-    cells[metric.winner] = Cell(f"{texts[metric.winner]}*", colour=_BEST)
-    return cells
+    mark = "" if metric.winner is None else " "
+    return [
+        _metric_cell(value, "*", _BEST) if place == metric.winner else _metric_cell(value, mark)
+        for place, value in enumerate(metric.best)
+    ]
+
+
+def _metric_cell(value: float | None, mark: str, colour: str = "") -> Cell:
+    if value is None:
+        return Cell("")
+    text = f"{format_plain_number(value)}{mark}".rstrip()
+    return Cell(text, shown=f"{describe_metric(value)}{mark}", colour=colour)

@@ -288,6 +288,11 @@ _THOUSAND = 1000
 _LONGEST = 1e9
 
 
+def format_plain_number(value: float) -> str:
+    """Return a number for scripts, logs and files: six significant digits without separators, such as `2696.12`."""
+    return f"{value:.6g}"
+
+
 def format_number(value: float) -> str:
     """Return a number with four significant digits: `0.06824`, `1.234e-05`, and `2,696` from thousands on."""
     rounded = float(f"{value:.{_DIGITS}g}")

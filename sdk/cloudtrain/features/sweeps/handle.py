@@ -30,7 +30,7 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import choose_backend
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, Summary, printable
-from cloudtrain.support.units import format_number
+from cloudtrain.support.units import format_plain_number
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
@@ -324,7 +324,7 @@ def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
     text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
     metric = stored.sweep.spec.objective.metric
     objective = trial.objective
-    score = "" if objective is None else f", {metric} {format_number(objective)}"
+    score = "" if objective is None else f", {metric} {format_plain_number(objective)}"
     head = f"# Trial {trial.number} of the sweep {stored.id}{score}.\n# Its run: {trial.run}\n"
     return head + _with_comments(text, stored, trial)
 

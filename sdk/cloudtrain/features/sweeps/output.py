@@ -19,8 +19,8 @@ from cloudtrain.features.sweeps.results import (
     trial_cells,
 )
 from cloudtrain.support.backend_facts import backend_option
-from cloudtrain.support.notebook.summary import printable
-from cloudtrain.support.units import format_number, format_usd
+from cloudtrain.support.notebook.summary import Row, printable
+from cloudtrain.support.units import format_number, format_plain_number, format_usd
 
 if TYPE_CHECKING:
     from cloudtrain.features.sweeps.handle import Sweep
@@ -85,7 +85,7 @@ def print_changed_code(stored: StoredSweep, file: str) -> None:
 
 def print_sweep(status: SweepStatus) -> None:
     """Print the status of a sweep and the ranking of its trials."""
-    print_facts([(name, printable(value)) for name, value in status_rows(status)])
+    print_facts(_facts(status))
     if status.trials:
         print()
         left_out = print_table(_columns(status), _rows(status), colours=_COLOURS)
@@ -97,6 +97,15 @@ def print_sweep(status: SweepStatus) -> None:
             )
 
 
+def _facts(status: SweepStatus) -> list[Row]:
+    return [(name, printable(value)) for name, value in status_rows(status, _number)]
+
+
+def _number(value: float) -> str:
+    """Return a number with four significant digits on a terminal, and as scripts read it in a pipe."""
+    return format_number(value) if is_terminal() else format_plain_number(value)
+
+
 def print_trial(sweep: str, trial: Trial) -> None:
     """Print one trial."""
     rows = [
@@ -104,10 +113,11 @@ def print_trial(sweep: str, trial: Trial) -> None:
         ("state", f"{trial.state}{f': {trial.reason}' * bool(trial.reason)}"),
     ]
     if trial.objective is not None:
-        rows.append(("objective", format_number(trial.objective)))
-    describe = describe_value if is_terminal() else str
+        rows.append(("objective", _number(trial.objective)))
+    # A script reads a value with all of its digits.
+    number = format_number if is_terminal() else str
     rows += [
-        ("" if index else "values", f"{path}: {describe(value)}")
+        ("" if index else "values", f"{path}: {describe_value(value, number)}")
         for index, (path, value) in enumerate(trial.values.items())
     ]
     runs = [run for run in (*trial.earlier, trial.run) if run]
@@ -150,10 +160,7 @@ def _follow_live(sweep: Sweep) -> SweepStatus:
     ) as live:
         for status in sweep.statuses(lambda text: live.console.print(Text(printable(text)))):
             lines: list[str] = []
-            print_facts(
-                [(name, printable(value)) for name, value in status_rows(status)],
-                write=lines.append,
-            )
+            print_facts(_facts(status), write=lines.append)
             width = live.console.width
             lines += ["", *table_lines(_columns(status), _rows(status), width, colours=_COLOURS)]
             shown = Text.from_ansi("\n".join(lines), no_wrap=True, overflow="ellipsis")
@@ -212,7 +219,9 @@ def _rows(status: SweepStatus) -> list[list[str | Cell]]:
             printable, trial_cells(status, trial)
         )
         fields = [
-            printable(describe_value(trial.values[path])) if path in trial.values else ""
+            printable(describe_value(trial.values[path], format_number))
+            if path in trial.values
+            else ""
             for path in paths
         ]
         length = "" if trial.length is None else f"{trial.length:,}"
@@ -221,7 +230,7 @@ def _rows(status: SweepStatus) -> list[list[str | Cell]]:
                 best,
                 number,
                 state,
-                objective,
+                Cell(objective, shown=objective and format_number(trial.objective or 0.0)),
                 Cell(cost, shown=cost.replace("at most ", "<= ")),
                 *fields,
                 length,

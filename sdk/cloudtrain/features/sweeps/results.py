@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,7 @@ from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
-from cloudtrain.support.units import format_number, format_usd
+from cloudtrain.support.units import format_plain_number, format_usd
 
 _SHOWN_TRIALS = 5
 _BEST = ("number", "run", "objective", "values")
@@ -169,14 +169,22 @@ def summarize_status(status: SweepStatus) -> Summary:
     return Summary(f"Status {status.sweep}", rows)
 
 
-def status_rows(status: SweepStatus) -> Iterator[Row]:
-    """Yield what a status says about the sweep itself."""
+def status_rows(
+    status: SweepStatus, number: Callable[[float], str] = format_plain_number
+) -> Iterator[Row]:
+    """Yield what a status says about the sweep itself.
+
+    Args:
+        status: The status.
+        number: Returns a number as text.
+    """
     yield "state", f"{status.state}{f': {status.reason}' if status.reason else ''}"
     yield "trials", describe_counts(status)
     yield "budget", describe_budget(status)
     best = status.best
     if best is not None:
-        text = f"trial {best.number}, {status.metric} {format_number(best.objective or 0.0)}, {describe_values(best)}"
+        score = f"{status.metric} {number(best.objective or 0.0)}"
+        text = f"trial {best.number}, {score}, {describe_values(best, number)}"
         evaluated = status.evaluated
         planned = status.planned_trials
         part = f" (best of {evaluated} of {planned} trials)" if evaluated < planned else ""
@@ -204,7 +212,7 @@ def describe_budget(status: SweepStatus) -> str:
 
 
 def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
-    """Return the cells of a trial, in the order of `HEADER`."""
+    """Return the cells of a trial in a pipe, in the order of `HEADER`."""
     best = status.best
     is_free = not facts_of(status.backend).uses_account
     cost = trial.settled_usd or trial.reservation_usd
@@ -213,17 +221,18 @@ def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:
         "*" if best is not None and best.number == trial.number else "",
         str(trial.number),
         str(trial.state),
-        "" if trial.objective is None else format_number(trial.objective),
+        "" if trial.objective is None else format_plain_number(trial.objective),
         "" if is_free or not cost else f"{bound}{cost:,.2f}",
         describe_values(trial),
         trial.run if not trial.reason else f"{trial.run} {trial.reason}".strip(),
     )
 
 
-def describe_values(trial: Trial) -> str:
+def describe_values(trial: Trial, number: Callable[[float], str] = format_plain_number) -> str:
     """Return the values of a trial in one line, by the last parts of their paths."""
     values = (
-        f"{path.rpartition('.')[2]}={describe_value(value)}" for path, value in trial.values.items()
+        f"{path.rpartition('.')[2]}={describe_value(value, number)}"
+        for path, value in trial.values.items()
     )
     length = () if trial.length is None else (f"length={trial.length}",)
     return " ".join((*values, *length))
@@ -231,12 +240,14 @@ def describe_values(trial: Trial) -> str:
 
 def describe_trial(trial: Trial) -> str:
     """Return one line about a trial."""
-    objective = "" if trial.objective is None else f", objective {format_number(trial.objective)}"
+    objective = ""
+    if trial.objective is not None:
+        objective = f", objective {format_plain_number(trial.objective)}"
     reason = f": {trial.reason}" if trial.reason else ""
     run = f", run {trial.run}" if trial.run else ""
     return f"trial {trial.number} {trial.state}{reason}{objective} ({describe_values(trial)}{run})"
 
 
-def describe_value(value: object) -> str:
+def describe_value(value: object, number: Callable[[float], str]) -> str:
     """Return the value of a searched field as text."""
-    return format_number(value) if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)
