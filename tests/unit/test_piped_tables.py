@@ -7,7 +7,8 @@ import pytest
 from cloudtrain.console.metrics import print_comparison
 from cloudtrain.console.tables import Column, table_lines
 from cloudtrain.features.evaluation.output import print_ranking
-from cloudtrain.features.sweeps.output import print_sweep, print_trial
+from cloudtrain.features.sweeps.output import print_sweep, print_sweep_plan, print_trial
+from cloudtrain.features.sweeps.planning import SweepPlan
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus, describe_trial
 from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
 from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
@@ -98,3 +99,27 @@ def test_a_sweep_has_four_digits_on_a_terminal(
     assert "SUCCEEDED  2,696" in table
     print_trial(SWEEP.sweep, TRIAL)
     assert "objective  2,696" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("ceiling", [0.0, None, 12.0])
+def test_rungs_follow_the_trials(ceiling: float | None, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = SweepPlan(
+        name="rates",
+        strategy="hyperband",
+        engine="optuna",
+        space={"train.learning_rate": "0.1 to 1"},
+        trials=9,
+        parallel=2,
+        trial_usd=(0.0, 0.0),
+        ceiling_usd=ceiling,
+        budget_usd=None,
+        lengths=(2, 6),
+        planned=4,
+        refused=0,
+        warnings=(),
+        digest="",
+    )
+    print_sweep_plan(plan)
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    limit = [] if ceiling == 0 else ["limit"]
+    assert names == ["sweep", "space", "trials", "rungs", "price", *limit, "planned"]

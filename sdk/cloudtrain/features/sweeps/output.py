@@ -46,6 +46,7 @@ def print_sweep_plan(plan: SweepPlan) -> None:
         ("sweep", f"{plan.name}, {plan.strategy}, engine {plan.engine}"),
         *(("space" if path == paths[0] else "", f"{path}: {plan.space[path]}") for path in paths),
         ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
+        *((("rungs", _rungs(plan)),) if plan.lengths else ()),
         ("price", _price(plan)),
         # Trials that cost nothing need no limit.
         *((("limit", _limit(plan)),) if plan.ceiling_usd != 0 else ()),
@@ -54,8 +55,6 @@ def print_sweep_plan(plan: SweepPlan) -> None:
             f"{plan.planned} jobs with values of the space, {plan.refused} of them refused",
         ),
     ]
-    if plan.lengths:
-        rows.insert(-3, ("rungs", f"compared after {', '.join(map(str, plan.lengths))}"))
     print_facts([(name, printable(value)) for name, value in rows])
     print_plan_warnings(plan)
 
@@ -240,6 +239,10 @@ def _rows(status: SweepStatus) -> list[list[str | Cell]]:
             ]
         )
     return rows
+
+
+def _rungs(plan: SweepPlan) -> str:
+    return f"compared after {', '.join(map(str, plan.lengths))}"
 
 
 def _price(plan: SweepPlan) -> str:
