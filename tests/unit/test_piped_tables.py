@@ -6,11 +6,14 @@ import pytest
 
 from cloudtrain.console.metrics import print_comparison
 from cloudtrain.console.tables import Column, table_lines
+from cloudtrain.features.costs.output import print_costs
+from cloudtrain.features.costs.sums import RunCost, sum_costs
 from cloudtrain.features.evaluation.output import print_ranking
 from cloudtrain.features.sweeps.output import print_sweep, print_sweep_plan, print_trial
 from cloudtrain.features.sweeps.planning import SweepPlan
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus, describe_trial
 from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
+from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
 from cloudtrain.runs.evaluations import EvaluatedSplit, Evaluation, Measurement, rank_evaluations
 
@@ -123,3 +126,22 @@ def test_rungs_follow_the_trials(ceiling: float | None, capsys: pytest.CaptureFi
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     limit = [] if ceiling == 0 else ["limit"]
     assert names == ["sweep", "space", "trials", "rungs", "price", *limit, "planned"]
+
+
+@pytest.mark.parametrize(
+    ("by", "terminal", "rows"),
+    [("user", False, 2), ("name", False, 0), ("user", True, 0)],
+)
+def test_a_pipe_gets_the_groups_of_local_runs(
+    by: str,
+    terminal: bool,
+    rows: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudtrain.features.costs.output.is_terminal", lambda: terminal)
+    run = RunCost(RUNS[0], "SUCCEEDED", None, Billing(), group="ada", machine_seconds=60.0)
+    print_costs(sum_costs([run], by))
+    *table, sentence = capsys.readouterr().out.splitlines()
+    assert sentence == "1 local run, 1m on this machine: nothing was billed"
+    assert [line.split()[0] for line in table] == [by, "ada"][:rows]

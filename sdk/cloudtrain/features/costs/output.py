@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.console import command_name, print_message, print_text
 from cloudtrain.console.facts import print_sentence
 from cloudtrain.console.tables import Cell, Column, print_table
+from cloudtrain.console.terminal import is_terminal
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_usd
 
@@ -99,12 +100,14 @@ def print_prices(prices: Prices, region: str, today: date) -> None:
 
 
 _MOST_USAGES = 5
+_DEFAULT_GROUP = "name"
 
 
 def print_costs(costs: Costs) -> None:
     """Print a row per group and the total; what the sums lack goes to standard error.
 
-    Runs of this machine, which AWS does not bill, are one line.
+    Runs of this machine, which AWS does not bill, are one line. In a pipe they are also in the rows of other groups
+    than the default ones.
     """
     if not costs.runs and not costs.endpoints:
         print_text("no run in this period")
@@ -120,16 +123,21 @@ def print_costs(costs: Costs) -> None:
 
 
 def _print_groups(costs: Costs) -> None:
-    billed = costs.without_free_runs()
-    if billed.groups:
-        rows = [_row(group, group.name or "(none)") for group in billed.groups]
+    shown = costs if _shows_free_groups(costs) else costs.without_free_runs()
+    if shown.groups:
+        rows = [_row(group, group.name or "(none)") for group in shown.groups]
         if len(rows) > 1:
-            rows.append(_row(billed.total, "total"))
+            rows.append(_row(shown.total, "total"))
         print_table(_columns(costs), rows)
     if costs.is_simulated:
         print_sentence("in the sandbox nothing is billed: this is what the account would have paid")
     if free := costs.describe_free_runs():
         print_sentence(free)
+
+
+def _shows_free_groups(costs: Costs) -> bool:
+    """Return whether runs of this machine are in the rows: for a script that asked for groups, such as users."""
+    return costs.by != _DEFAULT_GROUP and not is_terminal()
 
 
 def _columns(costs: Costs) -> list[Column]:
