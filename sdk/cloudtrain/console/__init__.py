@@ -184,7 +184,7 @@ def print_checks(
     width = max((len(check[1]) for check in checks), default=0)
     indent = " " * (longest + width + 4)
     room = None
-    if wraps and sys.stdout.isatty():
+    if wraps and is_terminal():
         room = max(1, shutil.get_terminal_size().columns - len(indent))
     for result, name, detail, notes in checks:
         lines = [detail]
@@ -211,12 +211,7 @@ def _wrap_note(note: str, room: int) -> list[str]:
 
 def coloured(text: str, colour: str) -> str:
     """Return text in a colour (an ANSI code) where standard output is a terminal with colours, else unchanged."""
-    is_plain = (
-        not sys.stdout.isatty()
-        or bool(os.environ.get("NO_COLOR"))
-        or os.environ.get("TERM") == "dumb"
-    )
-    if is_plain:
+    if os.environ.get("NO_COLOR") or not is_terminal():
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
 

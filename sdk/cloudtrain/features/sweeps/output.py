@@ -131,7 +131,7 @@ def print_trial(sweep: str, trial: Trial) -> None:
 def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
     """Show a sweep until it ends; return the exit code. Ctrl-C ends the command, not the sweep."""
     try:
-        is_live = not as_json and sys.stdout.isatty()
+        is_live = not as_json and is_terminal()
         status = _follow_live(sweep) if is_live else sweep.follow_trials(print_message)
     except KeyboardInterrupt:
         print_message(
