@@ -168,7 +168,7 @@ def test_a_long_step_leaves_its_ending(recorded: Recorded, monkeypatch: pytest.M
 
 
 def test_the_line_fits_its_terminal(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_columns", lambda _: 30)
+    monkeypatch.setenv("COLUMNS", "30")
     with redirect_stderr(recorded.stream), waiting.waiting("installing") as wait:
         wait.show("Collecting a-package-with-a-long-name from 日本語" * 3)
         recorded.drawn()

@@ -14,7 +14,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.console.terminal import is_terminal, strip_unsafe_escapes, unfiltered
+from cloudtrain.console.terminal import (
+    is_terminal,
+    strip_unsafe_escapes,
+    terminal_width,
+    unfiltered,
+)
 from cloudtrain.errors import CloudtrainError, SettingsError, SpecError, UntrustedHomeError
 from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -177,15 +182,13 @@ def print_checks(
         wraps: On a terminal, continue long details and notes below their beginning, except notes with a command that
             has options.
     """
-    import shutil
     import textwrap
 
     longest = max(map(len, colours))
     width = max((len(check[1]) for check in checks), default=0)
     indent = " " * (longest + width + 4)
-    room = None
-    if wraps and is_terminal():
-        room = max(1, shutil.get_terminal_size().columns - len(indent))
+    columns = terminal_width() if wraps else None
+    room = None if columns is None else max(1, columns - len(indent))
     for result, name, detail, notes in checks:
         lines = [detail]
         if room is not None:

@@ -13,7 +13,8 @@ from cloudtrain.console import coloured, command_name
 from cloudtrain.console.facts import wrapped
 from cloudtrain.console.runs import next_command
 from cloudtrain.console.status_fields import as_one_line, device_row, spent_row
-from cloudtrain.console.tables import cell_count, cut_text, handle_of
+from cloudtrain.console.tables import cell_count, cut_text, handle_of, pad
+from cloudtrain.console.terminal import can_show
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_FAILED
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.failure_rules.facts import kind_of_job
@@ -143,7 +144,7 @@ def _head_lines(ending: Ending, width: int, now: float) -> Iterator[str]:
     """Yield what ended, how and after how long; behind it the phases, or the error."""
     status = ending.status
     sign, word, colour = _SIGNS.get(status.state, ("-", "-", _BOLD))
-    shown_sign = sign if _can_print(sign) else word
+    shown_sign = sign if can_show(sign, sys.stdout) else word
     took = run_seconds(status, now)
     text = f"{job_of(status.run)} {str(status.state).lower()}"
     if took is not None:
@@ -153,7 +154,7 @@ def _head_lines(ending: Ending, width: int, now: float) -> Iterator[str]:
     if status.exit_code != EXIT_DONE and progress.last_step is not None:
         text += f", step {progress.last_step:,}"
         text += f" of {progress.total_steps:,}" if progress.total_steps else ""
-    behind = describe_phases(status, now, between=" · " if _can_print("·") else ", ")
+    behind = describe_phases(status, now, between=" · " if can_show("·", sys.stdout) else ", ")
     if status.exit_code == EXIT_RUN_FAILED:
         behind = _message(ending)
     head = f"{coloured(shown_sign, colour)} {coloured(text, _BOLD)}"
@@ -219,7 +220,7 @@ def _good_rows(status: Status, seen: SeenEvents) -> Iterator[_Fact]:
 def _curve_notes(name: str, last: float | None, seen: SeenEvents) -> Iterator[str]:
     """Yield the curve of a metric as bars, and its best value where that is not the last."""
     values = [value for _, value in seen.curves.get(name, ())]
-    if len(values) >= _LEAST_POINTS and _can_print(_BARS):
+    if len(values) >= _LEAST_POINTS and can_show(_BARS, sys.stdout):
         yield draw_bars(values)
     is_better_known = is_higher_better(name) or is_lower_better(name)
     if len(values) < _LEAST_POINTS or not is_better_known:
@@ -319,13 +320,13 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
         # Equal names of consecutive rows are shown once.
         name = "" if row.name == before else row.name
         before = row.name
-        start = f"  {coloured(f'{name:<{names}}', row.colour or _DIM)}  "
+        start = f"  {coloured(pad(name, names), row.colour or _DIM)}  "
         if row.is_copied:
             yield start + row.value
         elif row.is_cut:
             yield start + cut_text(row.value, room)
         elif row.note and cell_count(row.value) <= room // 2:
-            value = f"{row.value:<{values}}"
+            value = pad(row.value, values)
             note = cut_text(row.note, room - cell_count(value) - 2)
             yield f"{start}{value}  {coloured(note, _DIM)}"
         elif row.note:
@@ -380,12 +381,3 @@ def _next_steps(ending: Ending) -> Iterator[tuple[str, str]]:
 
 def _is_evaluation(status: Status) -> bool:
     return job_of(status.run).endswith(EVALUATION_SUFFIX)
-
-
-def _can_print(text: str) -> bool:
-    """Return whether standard output's encoding has these characters."""
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from cloudtrain.console import coloured, column_lines
-from cloudtrain.console.tables import GAP, cell_count, terminal_width
+from cloudtrain.console.tables import GAP, cell_count, pad
+from cloudtrain.console.terminal import terminal_width
 from cloudtrain.support.notebook.summary import Row
 
 _COMMAND = re.compile(r":\s+(?=cloudtrain )")
@@ -33,7 +34,7 @@ def fact_lines(rows: Sequence[Row], width: int | None) -> list[str]:
     room = max(_LEAST_ROOM, width - names - GAP)
     lines = []
     for name, value in rows:
-        start = coloured(f"{name:<{names}}", _DIM) + " " * GAP
+        start = coloured(pad(name, names), _DIM) + " " * GAP
         for part in _parts(value, room):
             lines.append((start + part).rstrip())
             start = " " * (names + GAP)

@@ -17,9 +17,8 @@ from cloudtrain.console.tables import (
     cut_text,
     print_table,
     run_cell,
-    terminal_width,
 )
-from cloudtrain.console.terminal import is_terminal
+from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.runs.event_words import describe_unmatched
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.support.notebook.summary import printable

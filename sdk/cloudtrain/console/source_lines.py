@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.console.terminal import is_terminal
+from cloudtrain.console.tables import CUT, cell_count
+from cloudtrain.console.terminal import columns_of, is_terminal
 from cloudtrain.errors import Problem
 from cloudtrain.secrets.values import is_random_secret, is_secret_argument, is_secret_variable
 from cloudtrain_runtime.contract.redaction import redact
 
 _RED = "31"
-_CUT = "…"
 _MAX_BYTES = 1_000_000
 _LEAST_ROOM = 20
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
@@ -100,10 +98,10 @@ def _draw(line: str, number: int, column: int, suffix: str) -> list[str]:
     text = "".join(char if char.isprintable() else " " for char in line)
     marked = _Marked(text, start, max(start + 1, _end_of_token(text, start, suffix)))
     gutter = f"  {number} | "
-    room = max(_LEAST_ROOM, shutil.get_terminal_size().columns - len(gutter) - 1)
+    room = max(_LEAST_ROOM, columns_of(sys.stderr) - len(gutter) - 1)
     shown = _cut(marked, room)
-    blank = " " * _width(shown.text[: shown.start])
-    carets = "^" * max(1, _width(shown.text[shown.start : shown.end]))
+    blank = " " * cell_count(shown.text[: shown.start])
+    carets = "^" * max(1, cell_count(shown.text[shown.start : shown.end]))
     empty = " " * (len(gutter) - len("| ")) + "| "
     return [f"{gutter}{shown.text}", f"{empty}{blank}{_in_red(carets)}"]
 
@@ -156,31 +154,20 @@ def _end_of_brackets(line: str, start: int) -> int:
 
 def _cut(marked: _Marked, room: int) -> _Marked:
     """Return the part of a line around its marked characters that fits into a number of columns."""
-    if _width(marked.text) <= room:
+    if cell_count(marked.text) <= room:
         return marked
     first = 0
     # A third of the room shows what is before the mark.
-    while _width(marked.text[first : marked.start]) > room // 3:
+    while cell_count(marked.text[first : marked.start]) > room // 3:
         first += 1
-    before = _CUT if first else ""
+    before = CUT if first else ""
     last = len(marked.text)
-    while last > first and _width(f"{before}{marked.text[first:last]}{_CUT}") > room:
+    while last > first and cell_count(f"{before}{marked.text[first:last]}{CUT}") > room:
         last -= 1
-    after = _CUT if last < len(marked.text) else ""
+    after = CUT if last < len(marked.text) else ""
     offset = len(before) - first
     return _Marked(
         text=f"{before}{marked.text[first:last]}{after}",
         start=marked.start + offset,
         end=min(marked.end, last) + offset,
     )
-
-
-def _width(text: str) -> int:
-    """Return how many columns a text takes: East Asian characters take two, and accents none."""
-    return sum(map(_width_of_character, text))
-
-
-def _width_of_character(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in ("F", "W") else 1

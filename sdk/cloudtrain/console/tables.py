@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cloudtrain.console import coloured, column_lines
-from cloudtrain.console.terminal import is_terminal, strip_escapes
+from cloudtrain.console.terminal import strip_escapes, terminal_width
 
 GAP = 2
 """Cells between two columns."""
 _HEADER_COLOUR = "1"
 _DIM = "2"
-_CUT = "…"
+CUT = "…"
+"""Stands for the rest of a text that was cut."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,6 @@ def print_table(
     fitting = [column.name for column, _ in _fit(columns, rows, width, has_header=has_header)]
     found = [column.name for column, _ in _filled(columns, rows, "terminal")]
     return [name for name in found if name not in fitting]
-
-
-def terminal_width() -> int | None:
-    """Return the cells of a terminal's line; None in a pipe."""
-    if not is_terminal():
-        return None
-    # Its import takes 5 ms.
-    import shutil
-
-    return shutil.get_terminal_size().columns
 
 
 def table_lines(
@@ -266,7 +257,7 @@ def cut_text(text: str, room: int) -> str:
         if used > room - 1:
             break
         kept += character
-    return kept.rstrip() + _CUT
+    return kept.rstrip() + CUT
 
 
 def cell_count(text: str) -> int:
@@ -274,6 +265,11 @@ def cell_count(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(map(_cells_of, text))
+
+
+def pad(text: str, cells: int) -> str:
+    """Return a text with spaces behind it, up to a number of a terminal's cells."""
+    return text + " " * (cells - cell_count(text))
 
 
 def _cells_of(character: str) -> int:

@@ -36,6 +36,7 @@ _HIDDEN = re.compile(
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
+_COLUMNS = 80
 
 
 def is_terminal(stream: IO[str] | None = None) -> bool:
@@ -43,6 +44,34 @@ def is_terminal(stream: IO[str] | None = None) -> bool:
     if os.environ.get("CI") or os.environ.get("JPY_PARENT_PID"):
         return False
     return os.environ.get("TERM") != "dumb" and is_tty(sys.stdout if stream is None else stream)
+
+
+def terminal_width(stream: IO[str] | None = None) -> int | None:
+    """Return the cells of a line of a stream, by default standard output; None where it is no terminal."""
+    chosen = sys.stdout if stream is None else stream
+    return columns_of(chosen) if is_terminal(chosen) else None
+
+
+def columns_of(stream: IO[str]) -> int:
+    """Return the cells of a terminal's line: those that the variable COLUMNS or the terminal says, else 80."""
+    wanted = os.environ.get("COLUMNS", "")
+    # Unlike isdigit(), isdecimal() is false for what int() refuses.
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    try:
+        # 0 for a terminal that does not know its size.
+        return os.get_terminal_size(stream.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
+
+
+def can_show(text: str, stream: TextIO) -> bool:
+    """Return whether the encoding of a stream has the characters of a text."""
+    try:
+        text.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def strip_escapes(text: str) -> str:

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
 from cloudtrain.console.terminal import (
     CHANGING_LINE,
     behind_filter,
+    can_show,
+    columns_of,
     filtered_streams,
     is_terminal,
     strip_escapes,
@@ -167,14 +169,14 @@ class Waiting:
         from rich.cells import cell_len, set_cell_size
 
         frames, mark = _FRAMES, "…"
-        if not _can_show(self._stream, frames):
+        if not can_show(frames, self._stream):
             frames, mark = _ASCII_FRAMES, "..."
         self._frame = (self._frame + 1) % len(frames)
         frame = frames[self._frame]
         elapsed = format_duration(int(self.seconds))
         text = strip_escapes(redact(_joined(self._text, self._detail))).replace("\n", " ")
         # The last column stays empty: a terminal may begin a new line after it.
-        room = max(0, _columns(self._stream) - 1 - len(f"{frame}   {elapsed}"))
+        room = max(0, columns_of(self._stream) - 1 - len(f"{frame}   {elapsed}"))
         if cell_len(text) > room:
             text = set_cell_size(text, max(0, room - len(mark))) + mark
         return f"{self._coloured(frame, _CYAN)} {text}  {self._coloured(elapsed, _DIM)}"
@@ -231,19 +233,3 @@ def _write(text: str) -> None:
 
 def _joined(text: str, detail: str) -> str:
     return f"{text}  {detail}" if detail else text
-
-
-def _columns(stream: TextIO) -> int:
-    try:
-        # 0 for a terminal that does not know its size.
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
-
-
-def _can_show(stream: TextIO, text: str) -> bool:
-    try:
-        text.encode(stream.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

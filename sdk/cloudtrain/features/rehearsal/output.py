@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import coloured, command_name, print_checks, print_message
-from cloudtrain.console.terminal import is_terminal, strip_escapes
+from cloudtrain.console.terminal import can_show, columns_of, is_terminal, strip_escapes
 from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain.support.units import format_duration
@@ -109,15 +109,13 @@ def rehearsal_observer() -> Iterator[RehearsalObserver]:
 
 def check_lines(check: Check, seconds: float) -> list[str]:
     """Return the lines of a check for a terminal: sign, name, time, and the details below each other."""
-    import shutil
-
     word = PROOF_WORDS[check.result]
     sign = coloured(_sign(word), _VERDICTS[word])
     took = ""
     if seconds >= 1:
         took = format_duration(round(seconds))
     indent = " " * (len(_sign(word)) + _NAME_COLUMNS + _TIME_COLUMNS + 4)
-    room = max(20, shutil.get_terminal_size().columns - len(indent))
+    room = max(20, columns_of(sys.stderr) - len(indent))
     first, *rest = textwrap.wrap(strip_escapes(check.detail), room) or [""]
     beginning = f"{sign} {check.name:<{_NAME_COLUMNS}} {took:>{_TIME_COLUMNS}}"
     return [f"{beginning}  {first}".rstrip(), *(f"{indent}{line}" for line in rest)]
@@ -126,11 +124,7 @@ def check_lines(check: Check, seconds: float) -> list[str]:
 def _sign(word: str) -> str:
     """Return the sign of a result, or its word where the encoding lacks it."""
     sign = _SIGNS[word]
-    try:
-        sign.encode(sys.stderr.encoding or "ascii")
-    except UnicodeEncodeError:
-        return f"{word:<7}"
-    return sign
+    return sign if can_show(sign, sys.stderr) else f"{word:<7}"
 
 
 def shows_checks_at_once() -> bool:

@@ -20,8 +20,8 @@ from cloudtrain.console import (
     print_text,
 )
 from cloudtrain.console.facts import print_sentence
-from cloudtrain.console.tables import GAP, Cell, Column, cell_count, print_table, terminal_width
-from cloudtrain.console.terminal import is_terminal
+from cloudtrain.console.tables import GAP, Cell, Column, cell_count, print_table
+from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.errors import SettingsError
 
 if TYPE_CHECKING:
