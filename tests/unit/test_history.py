@@ -246,13 +246,28 @@ def test_a_terminal_gets_what_fits(
     print_history(history_of(events), show_all=False)
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 9
-    assert shown.out.startswith("STEP  train/loss  train/learning_rate\n  10 ")
-    notes = "8 of 190 steps, without train/data_seconds, validation/loss; all: --all"
+    assert shown.out.startswith("STEP  train/loss  validation/loss\n  10 ")
+    notes = "8 of 190 steps, without train/data_seconds, train/learning_rate; all: --all"
     assert shown.err.split() == notes.split()
     print_history(history_of(events), show_all=True)
     assert len(capsys.readouterr().out.splitlines()) == 191
     print_history(history_of([]), show_all=False)
     assert capsys.readouterr().err.startswith("the run has reported no metrics\n")
+
+
+def test_a_terminal_shows_evaluations_before_the_learning_rate(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloudtrain.console.metrics.is_terminal", lambda: True)
+    monkeypatch.setattr("cloudtrain.console.tables.terminal_width", lambda: 80)
+    step = {"event": "step", "step": 10, "loss": 2.0, "learning_rate": 0.1, "grad_norm": 1.0}
+    measured = {"validation/loss": 0.5, "validation/accuracy": 0.9}
+    history = history_of([STARTED, {**step, "metrics": measured}])
+    print_history(history, show_all=False)
+    shown = capsys.readouterr()
+    expected = ["STEP", "train/loss", "validation/loss", "validation/accuracy", "train/grad_norm"]
+    assert shown.out.split()[:5] == expected
+    assert shown.err == "without train/learning_rate; all: --all\n"
 
 
 def test_the_json_is_strict_and_has_each_point() -> None:

@@ -20,6 +20,7 @@ from cloudtrain.console.tables import (
 )
 from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.runs.event_words import describe_unmatched
+from cloudtrain.runs.main_metric import TRAINING_LOSS
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.support.notebook.summary import printable
 from cloudtrain.support.units import format_plain_number
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _LEAST = 10
 """Cells of a column whose header is cut; numbers of four digits are not longer."""
+_LEARNING_RATE = "train/learning_rate"
+"""It often is the same in each row, and known from the job."""
 _OTHER_LINES = 4
 """Lines of a screen besides the rows: the header, the note, and the prompt before and after the command."""
 
@@ -59,6 +62,7 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         import shutil
 
         shown = thin_rows(rows, max(2, shutil.get_terminal_size().lines - _OTHER_LINES))
+        names.sort(key=_importance)
     # The last metrics go first; the first one stays.
     drops = [len(names) - place if is_cut and place else 0 for place in range(len(names))]
     columns = [
@@ -76,6 +80,15 @@ def print_history(history: MetricHistory, *, show_all: bool, unmatched: Sequence
         notes.append(f"without {', '.join(left)}")
     if notes:
         print_sentence(f"{', '.join(notes)}; all: --all", print_message)
+
+
+def _importance(name: str) -> int:
+    """Return the place of a metric on a terminal: the training loss, evaluations, other metrics, the learning rate."""
+    if name == TRAINING_LOSS:
+        return 0
+    if not name.startswith("train/"):
+        return 1
+    return 3 if name == _LEARNING_RATE else 2
 
 
 def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
