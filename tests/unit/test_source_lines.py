@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain import console
+from cloudtrain.console import source_lines
 from cloudtrain.errors import CloudtrainError, Problem, SettingsError, SpecError
 from cloudtrain.job.spec import load_job
 
@@ -171,6 +172,10 @@ def test_a_file_without_the_place_shows_the_message_alone(
         "args: [--password, hunter2hunter2]",
         "env: {HF: hf_abcdefghijklmnopqrstuvwxyzABCDEFGH}",
         "key: wJalrXUtnFEMIK7MDENGbPxRfiCYzzzz9aKEYaa1",
+        'HF_TOKEN="hunter2 hunter2"',
+        "'api key': hunter2hunter2",
+        "args: [--wandb-key, hunter2hunter2]",
+        "wandbKey: {a: hunter2hunter2}",
     ],
 )
 def test_a_line_with_a_secret_is_not_shown(show: Show, file: Path, line: str) -> None:
@@ -179,6 +184,94 @@ def test_a_line_with_a_secret_is_not_shown(show: Show, file: Path, line: str) ->
     assert "hunter2" not in shown
     assert "hf_abc" not in shown
     assert "wJalr" not in shown
+
+
+@pytest.mark.parametrize(
+    "above",
+    [
+        "DB_PASSWORD:",
+        "DB_PASSWORD:\n  - another",
+        "DB_PASSWORD: |\n  another",
+        "env:\n  DB_PASSWORD:\n  - a\n  # why",
+        "args:\n  - --wandb-key",
+        "args: [--wandb-key,",
+    ],
+)
+def test_a_value_below_the_name_of_a_secret_is_not_shown(
+    show: Show, file: Path, above: str
+) -> None:
+    file.write_text(f"{above}\n  - hunter2hunter2\n")
+    assert show(problem(above.count("\n") + 2, 5))[1:] == ["1 problem"]
+
+
+def test_the_path_of_a_secret_is_not_shown(show: Show, file: Path) -> None:
+    file.write_text("- hunter2hunter2\n")
+    assert show(problem(1, 3, "env.DB_PASSWORD[0]"))[1:] == ["1 problem"]
+
+
+def test_a_line_after_the_section_of_a_secret_is_shown(show: Show, file: Path) -> None:
+    file.write_text("env:\n  DB_PASSWORD: a\n  PORT: 1\ntags:\n  team: x\n")
+    assert show(problem(5, 3))[1:3] == ["  5 |   team: x", "    |   ^^^^"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("[DB_PASSWORD=hunter2hunter2]", "['DB_PASSWORD=***']; write env: {DB_PASSWORD: ***}"),
+        (
+            "[{name: DB_PASSWORD, value: hunter2hunter2}]",
+            "[{'name': 'DB_PASSWORD', 'value': '***'}]; write env: {DB_PASSWORD: ***}",
+        ),
+        ("[PORT=8000]", "['PORT=8000']; write env: {PORT: 8000}"),
+    ],
+)
+def test_a_message_masks_secrets_by_their_names(file: Path, given: str, shown: str) -> None:
+    Path("a.py").write_text("")
+    code = f"code: {{script: a.py, env: {given}}}"
+    error = problems_of(file, f"name: demo\n{code}\ncluster: {{instance_type: ml.m5.xlarge}}\n")
+    assert error.problems[0].message.startswith("expected a mapping of fields, got ")
+    assert error.problems[0].message.endswith(shown.partition(";")[0])
+    assert str(error.problems[0]).endswith(shown)
+
+
+def test_a_message_masks_the_value_of_a_secret(show: Show, file: Path) -> None:
+    Path("a.py").write_text("")
+    env = "env: {DB_PASSWORD: [hunter2hunter2]}"
+    cluster = "cluster: {instance_type: ml.m5.xlarge}"
+    shown = show(problems_of(file, f"name: demo\ncode: {{script: a.py, {env}}}\n{cluster}\n"))
+    words = "expected text, got ['***']; write DB_PASSWORD: ***"
+    assert shown == [f"job.yaml:2:41  code.env.DB_PASSWORD: {words}", "1 problem"]
+
+
+def test_a_huge_line_is_measured_only_around_the_place(
+    show: Show, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = 0
+
+    def width(char: str) -> int:
+        nonlocal measured
+        measured += 1
+        return 1
+
+    monkeypatch.setattr(source_lines, "_width_of_character", width)
+    read: list[str] = []
+
+    def redact(text: str) -> str:
+        read.append(text)
+        return text
+
+    monkeypatch.setattr(source_lines, "redact", redact)
+    fields = ", ".join(f"f{number}: v" for number in range(5000))
+    file.write_text(f"code: {{{fields}}}\n")
+    columns = [match.start() + 1 for match in re.finditer("f", fields)]
+    error = SpecError(
+        [Problem("job.yaml", 1, 7 + column, "", "is wrong") for column in columns[:500]]
+    )
+    shown = show(error)
+    assert len(read) == 1
+    assert sum(line.startswith("  1 | ") for line in shown) == 10
+    assert len(shown) == 500 + 2 * 10 + 1
+    assert measured < 10 * 80 * 160
 
 
 def test_a_file_that_changed_meanwhile_is_not_shown(

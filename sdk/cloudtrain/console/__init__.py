@@ -72,9 +72,9 @@ def print_error(error: CloudtrainError, *, as_json: bool) -> None:
         return
     print_message(f"error: {error.for_terminal()}")
     if isinstance(error, SettingsError):
-        from cloudtrain.console.source_lines import excerpt_at
+        from cloudtrain.console.source_lines import Excerpts
 
-        for line in excerpt_at(error.message, newest=_STARTED):
+        for line in Excerpts(newest=_STARTED).at_place(error.message):
             print_message(line)
     for note in getattr(error, "__notes__", ()):
         print_message(note)
@@ -96,11 +96,12 @@ def print_declined(message: str, *, as_json: bool) -> None:
 
 def print_problems(error: SpecError, *, as_json: bool) -> None:
     """Print the problems of a job, one per line; on a terminal also the lines of the file, with a caret at the place."""
-    from cloudtrain.console.source_lines import excerpt_of
+    from cloudtrain.console.source_lines import Excerpts
 
+    excerpts = Excerpts(newest=_STARTED)
     for problem in error.problems:
         print_message(str(problem))
-        for line in excerpt_of(problem, newest=_STARTED):
+        for line in excerpts.of_problem(problem):
             print_message(line)
     count = len(error.problems)
     plural = "" if count == 1 else "s"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from cloudtrain_runtime.contract.redaction import redact
+from cloudtrain_runtime.contract.redaction import REPLACEMENT, redact
 from cloudtrain_runtime.contract.token_formats import NAME_OF_SECRET, URL_CREDENTIALS
 
 _PASSWORDS = r"(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)"
@@ -27,11 +28,68 @@ _NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
 _HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
 """Values that are never secrets, besides numbers: switches, paths and very short texts."""
 _URL_CREDENTIALS = re.compile(URL_CREDENTIALS)
+_WORD_OF_SECRET = re.compile(
+    r"(?i:secret|password|passwd|passphrase|credential|token(?![a-z])|auth(?![a-z])"
+    r"|(?<![a-z])(?:key|pass|pwd)(?![a-z])|(?:access|account|api|private|ssh)_?(?:key|pass))"
+    # In the middle of a name such as `wandbKey`, but not in `monkey`.
+    r"|(?<=[a-z])(?:Key|Pass|Pwd)(?![a-z])"
+)
+_NAME_AND_VALUE = ({"name", "value"}, {"key", "value"})
+_ASSIGNMENT = re.compile(r"(?<![\w-])([\w-]+)(\s*[=:]\s*|\s+)([^\s,]+)")
 
 
 def is_secret_name(name: str) -> bool:
     """Return whether a variable of this name usually holds a secret."""
     return _VARIABLE.search(name) is not None
+
+
+def may_name_secret(text: str) -> bool:
+    """Return whether a text, such as a line of a file, has a word of names of secrets. Often nothing is one."""
+    return _WORD_OF_SECRET.search(text) is not None
+
+
+def mask_secrets(value: Any, name: str = "") -> Any:
+    """Return a value of a job without the texts that look like secrets by their names, or by the one before in a list.
+
+    Args:
+        value: A mapping, a list, or another value.
+        name: The name of the value; all that it has is a secret if its name is one.
+    """
+    if isinstance(value, dict):
+        if {str(key).lower() for key in value} in _NAME_AND_VALUE:
+            # `{name: DB_PASSWORD, value: VALUE}`
+            first, second = value.values()
+            own = _name_below(name, str(first))
+            return dict(zip(value, (first, mask_secrets(second, own)), strict=True))
+        return {key: mask_secrets(each, _name_below(name, str(key))) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        texts = [each if isinstance(each, str) else "" for each in value]
+        # `[--password, VALUE]`
+        before = [""] + [each.lstrip("-") if each.startswith("-") else "" for each in texts]
+        return [
+            mask_secrets(each, _name_below(name, option))
+            for each, option in zip(value, before, strict=False)
+        ]
+    text = _mask_text(str(getattr(value, "text", value)))
+    if is_secret_variable(name, text) or is_secret_argument(name, text):
+        return REPLACEMENT
+    return text if isinstance(value, str) else value
+
+
+def _mask_text(text: str) -> str:
+    """Return a text such as `DB_PASSWORD=VALUE` or `--password VALUE` without the values of secrets."""
+
+    def mask(found: re.Match[str]) -> str:
+        name, between, value = found.groups()
+        if is_secret_variable(name, value) or is_secret_argument(name.lstrip("-"), value):
+            return f"{name}{between}{REPLACEMENT}"
+        return found[0]
+
+    return redact(_ASSIGNMENT.sub(mask, text))
+
+
+def _name_below(name: str, own: str) -> str:
+    return name if is_secret_name(name) or not own else own
 
 
 def is_random_secret(text: str) -> bool:
