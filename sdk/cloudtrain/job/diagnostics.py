@@ -18,8 +18,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from cloudtrain.errors import Problem, SpecError, did_you_mean, nearest
 from cloudtrain.job.document import SourceLocation, dotted, parse_document
 from cloudtrain.job.request_members import FIELDS
+from cloudtrain.secrets.values import is_secret_name, mask_secrets
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.redaction import REPLACEMENT
 
 DEFER_CROSS_FIELD_CHECKS = object()
 """Validation context that skips the checks between fields, because the caller runs them on the validated job."""
@@ -133,7 +135,7 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
     path = _field_path(model, details["loc"])
     context: Mapping[str, Any] = details.get("ctx", {})
     kind = details["type"]
-    given = details["input"]
+    given = _masked(path, details["input"])
     if kind == "extra_forbidden":
         section = _model_at(model, path[:-1])
         legal = sorted(section.model_fields) if section is not None else []
@@ -165,6 +167,15 @@ def _describe(  # noqa: PLR0911 (one return per kind of error)
             return path, f"expected {expected}, got {_show(given)}", near or example or hint
     message = details["msg"].replace("Input should", "must").replace("Value error, ", "")
     return path, f"{message}, got {_show(given)}", example
+
+
+def _masked(path: FieldPath, given: Any) -> Any:
+    """Return a value that was given for a field, without the texts that look like secrets."""
+    names = [str(part) for part in path if isinstance(part, str)]
+    name = next(filter(is_secret_name, names), names[-1] if names else "")
+    masked = mask_secrets(given, name)
+    # Lists and numbers of a job file are of classes of their own.
+    return given if masked == given else masked
 
 
 def _near_value(path: FieldPath, kind: str, given: Any) -> str:
@@ -322,6 +333,7 @@ def in_braces(fields: Mapping[str, Any]) -> str:
 def _plain(value: Any) -> str:
     # Numbers stay numbers: as texts they would get quotes.
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) is not None
+    is_plain = is_plain or value == REPLACEMENT
     return str(value) if is_plain else to_flow_style(value)
 
 
