@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from support.jobs import until
@@ -221,6 +221,31 @@ def test_threads_can_show_how_far_they_are(recorded: Recorded) -> None:
             thread.join()
         recorded.drawn()
     assert screen(recorded.end()) == ["uploaded"] * 8
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+def test_output_in_a_pipe_does_not_mix_with_the_line(recorded: Recorded, *, flushes: bool) -> None:
+    """Standard output is a pipe whose reader writes to the same terminal, as in `cloudtrain logs RUN -f | cat`."""
+
+    class Piped(io.StringIO):
+        def write(self, text: str) -> int:
+            if not flushes:
+                recorded.stream.write(text)
+            return super().write(text)
+
+        def flush(self) -> None:
+            recorded.stream.write(self.getvalue() if flushes else "")
+            recorded.stream.flush()
+            self.seek(0)
+            self.truncate()
+
+    with redirect_stdout(Piped()), redirect_stderr(recorded.stream), waiting.waiting("installing"):
+        recorded.drawn()
+        print("first")
+        recorded.drawn()
+        sys.stdout.flush()
+        recorded.drawn()
+    assert screen(recorded.end()) == ["first"]
 
 
 INTERRUPTED = """

@@ -161,14 +161,20 @@ class ChangingLine:
             stream.flush()
 
     @contextmanager
+    def undrawn(self) -> Iterator[None]:
+        """Remove the line, and draw it after the block at the earliest."""
+        with self._lock:
+            self.erase()
+            yield
+
+    @contextmanager
     def erased(self, text: str) -> Iterator[None]:
         """Remove the line before other output is written to the terminal.
 
         Args:
             text: The other output.
         """
-        with self._lock:
-            self.erase()
+        with self.undrawn():
             yield
             self.last_output = time.monotonic()
             if text:
@@ -183,18 +189,20 @@ class FilteredStream:
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
-        self._is_tty = is_tty(stream)
 
     def write(self, text: str) -> int:
         """Write a text. Characters that the stream's encoding lacks become backslash escapes."""
         kept = strip_unsafe_escapes(text)
         CHANGING_LINE.has_output = True
-        if self._is_tty:
-            with CHANGING_LINE.erased(kept):
-                self._write(kept)
-        else:
+        # Also in a pipe: `cloudtrain logs | cat` writes to the terminal of the line.
+        with CHANGING_LINE.erased(kept):
             self._write(kept)
         return len(text)
+
+    def flush(self) -> None:
+        """Write what the wrapped stream has kept back."""
+        with CHANGING_LINE.undrawn():
+            self.unfiltered.flush()
 
     def _write(self, kept: str) -> None:
         try:
