@@ -77,8 +77,11 @@ def prepare_environment(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with (folder / f"{key}.lock").open("w") as lock:
-                _acquire(lock, requirements, steps)
-                if not marker.is_file():
+                waited = _acquire(lock, requirements, steps)
+                if marker.is_file():
+                    if waited is not None:
+                        steps.on_done(f"Another command installed {requirements}", waited)
+                else:
                     began = time.monotonic()
                     steps.on_progress(f"installing {requirements}")
                     shutil.rmtree(environment, ignore_errors=True)
@@ -92,20 +95,28 @@ def prepare_environment(
                     installed = _install(python, environment / "code", requirements, steps)
                     marker.touch()
                     seconds = time.monotonic() - began
-                    steps.on_done(f"Installed {count(installed, 'package')}", seconds)
+                    steps.on_done(_result(installed), seconds)
         except OSError as error:
             message = f"{environment}: the environment cannot be built: {error.strerror or error}"
             raise UserError(message, "free disk space, or set CLOUDTRAIN_HOME") from None
     return python
 
 
-def _acquire(lock: IO[str], requirements: str, steps: Steps) -> None:
-    """Lock a file; report it if another process has to end first."""
+def _acquire(lock: IO[str], requirements: str, steps: Steps) -> float | None:
+    """Lock a file; if another process had to end first, report that and return the seconds."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        began = time.monotonic()
         steps.on_progress(f"waiting for another command that installs {requirements}")
         fcntl.flock(lock, fcntl.LOCK_EX)
+        return time.monotonic() - began
+    return None
+
+
+def _result(installed: int) -> str:
+    """Return what an installation has done; pip installs nothing where this environment has all."""
+    return f"Installed {count(installed, 'package')}" if installed else "Found nothing to install"
 
 
 def _base() -> list[str]:
