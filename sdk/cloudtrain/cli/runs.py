@@ -27,6 +27,7 @@ from cloudtrain.cli.options import (
 )
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import runs as shown
+from cloudtrain.console.tables import handle_of
 from cloudtrain.errors import (
     CloudtrainError,
     UnreadableStateError,
@@ -306,7 +307,9 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         raise UserError(
             f"{handle.reference} has not ended; its warm pool can only be ended after it", hint
         )
-    if handle.is_billed and not is_over and not yes and run not in (handle.id, handle.reference):
+    # Also the handle, which `submit` prints: only the text of a name or of another part of the id is uncertain.
+    is_exact = run in (handle.id, handle.reference, handle_of(handle.id))
+    if handle.is_billed and not is_over and not yes and not is_exact:
         means = f"{run!r} means {handle.reference}, which is active"
         confirm(
             f"{means}. Stop it?",
