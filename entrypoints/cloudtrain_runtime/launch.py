@@ -146,7 +146,7 @@ def _run_ranks(
     tree: MlTree, config: RunConfig, host: Host, stop: _Stop, secret: Mapping[str, str]
 ) -> int:
     try:
-        code = CodeFolder(tree, config.outputs)
+        code = CodeFolder(tree, config.outputs, config.checkpoint.uri)
     except OSError as error:
         return _fail_host(
             host, [f"error: code.outputs: {error.filename} cannot be linked: {error.strerror}"]

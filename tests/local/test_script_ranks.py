@@ -110,15 +110,23 @@ def test_status_warns_while_such_a_script_runs(job: Callable[..., Path], tmp_pat
     assert run.wait(300).exit_code == 0
 
 
-def test_a_script_with_the_three_calls_has_no_warning(cli: Cli, job: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("is_saved", [False, True], ids=["not-due", "saved"])
+def test_a_script_with_the_three_calls_has_no_warning(
+    job: Callable[..., Path], *, is_saved: bool
+) -> None:
     script = """\
 import os, torch, torch.distributed as dist
 from cloudtrain_runtime import checkpoint
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
 checkpoint.load(model=model)
-checkpoint.save(1, model=model)
+checkpoint.save(1, model=model, force=FORCE)
 open(os.environ["SM_MODEL_DIR"] + "/model", "w").close()
 dist.destroy_process_group()
 """
-    assert _warnings(cli, job(JOB, train_py=script)) == ""
+    run = cloudtrain.submit(job(JOB, train_py=script.replace("FORCE", str(is_saved))), local=True)
+    assert run.wait(300).exit_code == 0
+    status = run.status()
+    assert status.to_json()["warnings"] == []
+    found = {host: event["saved"] for host, event in status.progress.host_ranks.items()}
+    assert found == {"algo-1": is_saved, "algo-2": is_saved}

@@ -216,6 +216,23 @@ def test_a_kept_folder_counts_by_its_real_path_too(
     assert [each["path"] for each in event["unkept"]] == [f"{tmp_path}/outside/b.pt"]
 
 
+def test_a_folder_of_checkpoints_of_several_hosts_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = MlTree(tmp_path / "runs/run/hosts/algo-1/opt/ml")
+    shared = tmp_path / "runs/run/my checkpoints"
+    for folder in (tree.checkpoints, shared, tree.start):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tree.root))
+    code = CodeFolder(tree, [], shared.as_uri())
+    (shared / "step-00000020").mkdir()
+    (shared / "step-00000020" / "manifest.json").write_text("{}")
+    tree.written.write_text(f"folder {shared}/step-00000020\0")
+    code.report("algo-1")
+    (event,) = filter(None, map(parse_event, capfd.readouterr().out.splitlines()))
+    assert event["unkept"] == []
+
+
 def test_many_records_take_one_scan_of_each_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

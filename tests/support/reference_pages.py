@@ -162,7 +162,7 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "joined": "Ranks that have moved data in a process group of several ranks: by a collective other than a barrier, or DDP.",
     "alone": "Ranks that have not, so far or at their end; 0 for a script that starts its ranks itself.",
     "unused": "Ranks that have such a group, and have moved no data in it.",
-    "saved": "Whether a file in `/opt/ml/checkpoints` is newer than the start.",
+    "saved": "Whether a checkpoint is complete, or a file in `/opt/ml/checkpoints` is newer than the start.",
     "progressed": "Whether a rank has reported a step; null when `limits.hang` is off.",
     "cuda_on_cpu": "Devices of CUDA per host that were the CPU (`--cuda-on-cpu`).",
     "epochs": "Epochs done.",

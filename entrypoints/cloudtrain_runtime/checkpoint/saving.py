@@ -10,6 +10,7 @@ next save, and the parts of an upload that are in flight (s3/uploads.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -39,6 +40,7 @@ from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
 from cloudtrain_runtime.contract.manifest import Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
+from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import Context
@@ -296,6 +298,7 @@ class CheckpointSaver:
             self._record_failure(save.step, "failed", f"{type(error).__name__}: {error}")
         else:
             self.last_step = save.step
+            _note_completed()
             damage = self._delete_expired(save, folder, shards)
             if damage:
                 self.last_step = None
@@ -481,6 +484,15 @@ class CheckpointSaver:
             return
         for name in expired:
             self._storage.delete(name)
+
+
+def _note_completed() -> None:
+    """Let the launcher know that a checkpoint is complete. Outside of a run there is no folder for it."""
+    saved = ml_tree(os.environ).saved
+    # A full disk must not end a run whose checkpoint is elsewhere.
+    with contextlib.suppress(OSError):
+        if saved.parent.is_dir():
+            saved.touch()
 
 
 def _record_cuda_event(context: Context) -> torch.cuda.Event | None:

@@ -46,6 +46,8 @@ class MlTree:
         """File that exists while the workers act on a stop notice."""
         self.stopped_early = root / "output" / "stopped-early"
         """File that a rank writes when all ranks have agreed to end before the last step."""
+        self.saved = root / "output" / "saved"
+        """File that each rank writes when a checkpoint of the runtime is complete, wherever it is stored."""
         self.heartbeats = root / "output" / "watch"
         """Folder of the ranks' heartbeat files; cloudtrain's launcher creates it."""
         self.joins = root / "output" / "joins"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.machine_paths import machine_path
 from cloudtrain_runtime.launcher.written_files import (
     Budget,
@@ -26,6 +27,7 @@ from cloudtrain_runtime.launcher.written_files import (
 )
 from cloudtrain_runtime.process.event_log import emit, log_line
 
+_FILE = "file:"
 _MOST_NAMED = 10
 _CACHES = ("__pycache__", ".pytest_cache")
 _RECORDS = "*/hosts/*/opt/ml/start/written"
@@ -37,13 +39,15 @@ class CodeFolder:
 
     Args:
         outputs: Files and folders (these end with `/`) below the code folder that are kept.
+        checkpoints: Uri of the run's checkpoints; empty for /opt/ml/checkpoints.
 
     Raises:
         OSError: an output cannot be linked.
     """
 
-    def __init__(self, tree: MlTree, outputs: Sequence[str]) -> None:
+    def __init__(self, tree: MlTree, outputs: Sequence[str], checkpoints: str = "") -> None:
         self._tree = tree
+        self._checkpoints = checkpoints
         self._outputs = outputs
         self._names = [os.path.normpath(name) for name in outputs]
         for name in outputs:
@@ -93,6 +97,9 @@ class CodeFolder:
         root = str(self._tree.root)
         kept = [str(each) for each in (tree.code, tree.model, tree.checkpoints, tree.start)]
         kept += [f"{root}/{name}" for name in ("input", "output")]
+        # Several hosts, and a resumed run, save together in another folder than /opt/ml/checkpoints.
+        if self._checkpoints.startswith(_FILE):
+            kept.append(str(path_of(self._checkpoints)))
         # In a local run the checkpoints folder is elsewhere, and many programs resolve their output
         # folder.
         kept += [str(machine_path(Path(each), os.environ)) for each in kept]

@@ -33,6 +33,8 @@ class ScriptReport:
         self._began = time.time()
         self._has_ended = threading.Event()
         shutil.rmtree(tree.joins, ignore_errors=True)
+        # An earlier attempt may have left the file.
+        tree.saved.unlink(missing_ok=True)
         if config.task is None:
             tree.joins.mkdir(parents=True, exist_ok=True)
 
@@ -72,7 +74,13 @@ class ScriptReport:
             joined=joins[JoinState.JOINED],
             alone=alone_ranks,
             unused=joins[JoinState.INITIALIZED] + joins[JoinState.UNUSED],
-            saved=newest_mtime(self._tree.checkpoints) >= self._began,
+            saved=self._has_saved(),
             progressed=has_progressed if is_watched else None,
             **({"cuda_on_cpu": imitated} if imitated else {}),
         )
+
+    def _has_saved(self) -> bool:
+        """Return whether the runtime has completed a checkpoint, or a file in /opt/ml/checkpoints is new."""
+        if self._tree.saved.exists():
+            return True
+        return newest_mtime(self._tree.checkpoints) >= self._began
