@@ -246,6 +246,45 @@ def test_a_trainer_that_begins_over_a_checkpoint_is_a_warning() -> None:
     assert running(event, {"event": "attempt", "host": "algo-1"}).host_warnings() == ()
 
 
+LONE_RANKS = {
+    "event": "ranks",
+    "host": "algo-1",
+    "ranks": 2,
+    "joined": 0,
+    "alone": 2,
+    "saved": False,
+    "progressed": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "warnings"),
+    [
+        (State.STOPPED, 15.0, 0),
+        (State.INTERRUPTED, 15.0, 0),
+        (State.STOPPING, 15.0, 0),
+        (State.STOPPED, 3600.0, 3),
+        (State.RUNNING, 15.0, 3),
+        (State.SUCCEEDED, 15.0, 3),
+    ],
+)
+def test_a_script_that_was_stopped_early_is_not_judged(
+    state: State, seconds: float, warnings: int
+) -> None:
+    progress = fold_events([{**LONE_RANKS, "seconds": seconds}])
+    found = Status("r", "local", state, progress=progress).host_warnings()
+    assert len(found) == warnings, found
+
+
+def test_a_script_that_trained_until_it_was_stopped_is_judged() -> None:
+    step = {"event": "step", "step": 3, "time": 100.0}
+    ranks = {**LONE_RANKS, "seconds": 15.0, "progressed": None}
+    progress = fold_events([step, ranks])
+    copies, unsaved = Status("r", "local", State.STOPPED, progress=progress).host_warnings()
+    assert "2 independent copies" in copies
+    assert "saved nothing by cloudtrain_runtime.checkpoint" in unsaved
+
+
 def test_missed_checkpoints_raise_an_alarm_when_reported() -> None:
     assert running().alarms(110.0) == ()
     assert running({**MISSED, "missed": 2, "alarm": False}).alarms(110.0) == ()

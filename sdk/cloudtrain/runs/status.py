@@ -81,6 +81,9 @@ def parse_state(given: str) -> State:
 YEAR_SECONDS = 365 * 86400
 """Of an estimate above this only the size is shown: it is a first guess."""
 
+_TELLING_SECONDS = 600.0
+"""How long a script that was stopped must have run for a statement about what it never does."""
+
 _MOST_NAMED = 4
 
 UNSTORED = "not all results are stored"
@@ -271,7 +274,9 @@ class Status:
         """Return warnings about lone ranks, metrics, and the start and end of training."""
         progress = self.progress
         found = _rank_warnings(
-            progress.host_ranks.values(), has_checkpoint=progress.checkpoint is not None
+            progress.host_ranks.values(),
+            has_checkpoint=progress.checkpoint is not None,
+            is_too_early=self._has_stopped_early(),
         )
         if progress.fresh_start is not None:
             found.append(describe_fresh_start(progress.fresh_start))
@@ -282,6 +287,14 @@ class Status:
             found.append(describe_falls(progress.falls))
         found += _held_warnings(progress.held)
         return found
+
+    def _has_stopped_early(self) -> bool:
+        """Return whether the script was stopped before it could show that it trains, saves and reports."""
+        # A host of a run in progress reports only when the script has run for limits.hang.
+        if self.state in (State.RUNNING, State.SUCCEEDED) or self.progress.last_step is not None:
+            return False
+        seconds = [report.get("seconds", 0.0) for report in self.progress.host_ranks.values()]
+        return max(seconds, default=0.0) < _TELLING_SECONDS
 
     def _unread_metrics(self) -> list[str]:
         progress = self.progress
@@ -442,7 +455,9 @@ def _environment_warnings(reports: Iterable[Event]) -> list[str]:
     return [f"{', '.join(sorted(hosts))}: {text}" for text, hosts in hosts_by_text.items()]
 
 
-def _rank_warnings(reports: Collection[Event], *, has_checkpoint: bool) -> list[str]:
+def _rank_warnings(
+    reports: Collection[Event], *, has_checkpoint: bool, is_too_early: bool
+) -> list[str]:
     """Return warnings about lone ranks, checkpoints and progress, by the newest event `ranks` of each host."""
     ranks = sum(report["ranks"] for report in reports)
     found = []
@@ -450,6 +465,8 @@ def _rank_warnings(reports: Collection[Event], *, has_checkpoint: bool) -> list[
         found.append(
             "CUDA was the CPU (--cuda-on-cpu): the run says nothing about speed, memory and numerics on a GPU"
         )
+    if is_too_early:
+        return found
     if ranks > 1 and ranks == sum(report["alone"] for report in reports):
         found.append(
             _describe_copies(ranks, has_group=all(report.get("unused") for report in reports))
@@ -458,7 +475,7 @@ def _rank_warnings(reports: Collection[Event], *, has_checkpoint: bool) -> list[
     is_used = has_checkpoint or any(report.get("progressed") for report in reports)
     if reports and not is_used and not any(report["saved"] for report in reports):
         found.append(
-            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and does not use "
+            "no checkpoint so far: the script has written nothing to /opt/ml/checkpoints and saved nothing by "
             "cloudtrain_runtime.checkpoint, so an interrupted run starts from the beginning"
         )
     if reports and all(report.get("progressed") is False for report in reports):
