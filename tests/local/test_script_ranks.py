@@ -21,7 +21,7 @@ limits: {hang: 10s}
 """
 ALONE = "2 independent copies"
 UNSAVED = "no checkpoint"
-UNWATCHED = "limits.hang cannot find a hang"
+UNWATCHED = "a hang would not be noticed"
 JOINS = {
     "group": "dist.init_process_group('gloo')\ndist.all_reduce(torch.ones(1))\n"
     "dist.destroy_process_group()\n",

@@ -276,6 +276,14 @@ def test_a_script_that_was_stopped_early_is_not_judged(
     assert len(found) == warnings, found
 
 
+def test_a_script_without_progress_learns_the_easy_ways_first() -> None:
+    progress = fold_events([{**LONE_RANKS, "alone": 0, "saved": True, "seconds": 15.0}])
+    (warning,) = Status("r", "local", State.SUCCEEDED, progress=progress).host_warnings()
+    assert warning.startswith("a hang would not be noticed: the script reports no progress.")
+    ways = [warning.index(way) for way in ("runtime.report(", "metrics:", "checkpoint.save")]
+    assert ways == sorted(ways)
+
+
 def test_a_script_that_trained_until_it_was_stopped_is_judged() -> None:
     step = {"event": "step", "step": 3, "time": 100.0}
     ranks = {**LONE_RANKS, "seconds": 15.0, "progressed": None}

@@ -312,7 +312,10 @@ def warn_about_script(spec: JobSpec, code: CodeInfo, processes: int | None) -> I
             "beginning"
         )
         if spec.limits.hang is not None and not conventions.reports:
-            text += ", and limits.hang cannot detect a hang without reports of progress"
+            text += (
+                ", and limits.hang cannot detect a hang without reports of progress (cloudtrain_runtime.report, or "
+                "metrics: patterns)"
+            )
         yield warning(text)
 
 

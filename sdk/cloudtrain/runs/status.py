@@ -480,7 +480,8 @@ def _rank_warnings(
         )
     if reports and all(report.get("progressed") is False for report in reports):
         found.append(
-            "limits.hang cannot find a hang: the script reports no progress, as cloudtrain_runtime.checkpoint.save would"
+            "a hang would not be noticed: the script reports no progress. Call cloudtrain_runtime.report(step, total) "
+            "after each step, or add metrics: patterns for its output; checkpoint.save reports it, too"
         )
     return found
 
