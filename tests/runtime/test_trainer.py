@@ -312,7 +312,10 @@ def test_stop_notice_keeps_a_partial_profile(train: Run, tmp_path: Path) -> None
     assert [saved["event"], stopped["event"], stopped["step"]] == ["checkpoint", "stopped", 5]
     assert (profile["first_step"], profile["last_step"]) == (3, 5)
     notice.unlink()
-    (rest,) = [event for event in train(config) if event["event"] == "profile"]
+    resumed = train(config)
+    assert resumed[-1]["event"] == "finished"
+    assert resumed[-1]["start_step"] == 5
+    (rest,) = [event for event in resumed if event["event"] == "profile"]
     assert (rest["first_step"], rest["last_step"]) == (6, 8)
 
 

@@ -167,6 +167,7 @@ FIELD_MEANINGS: Mapping[str, str] = {
     "cuda_on_cpu": "Devices of CUDA per host that were the CPU (`--cuda-on-cpu`).",
     "epochs": "Epochs done.",
     "best_step": "Step of the best weights.",
+    "start_step": "Step that this attempt has continued from; absent where it has begun at 0.",
     "skipped": "Number of steps left out.",
 }
 

@@ -45,7 +45,7 @@ WORDS = {
     "left": "ranks 1 of algo-2 have ended while others work",
     "leaving": "rank 1 has done its work and waits for the thread 'uploader' (train.py:3)",
     "stopped": "stopped after step 12",
-    "finished": "finished 12 steps in 9.5 s",
+    "finished": "finished step 12: 8 steps in 9.5 s, from step 4 on",
     "of-a-newer-version": "of-a-newer-version: step 12",
 }
 """What a reader sees of one event of each kind, with every field of its schema."""
@@ -73,6 +73,12 @@ def test_an_event_without_its_fields_is_no_json(kind: str) -> None:
         shown = word_line(format_event(kind, fields))
         assert shown is None or (shown and "{" not in shown.replace("code: {outputs", "")), shown
         assert shown is None or "\n" not in shown
+
+
+def test_a_run_from_step_0_finishes_all_its_steps() -> None:
+    assert describe_event({"event": "finished", "step": 12, "seconds": 9.5}) == (
+        "finished 12 steps in 9.5 s"
+    )
 
 
 def test_a_line_with_an_invalid_event_is_no_json() -> None:

@@ -88,7 +88,10 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "left": {"host": "algo-2", "ranks": [1], "step": 9},
     "leaving": {"rank": 1, "seconds": 15.0, "held_by": ["the thread 'uploader' (train.py:3)"]},
     "stopped": {"step": 12, "epoch": 1, "host": "algo-1", "signal": "SIGTERM"},
-    "finished": {"step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0},
+    "finished": {
+        "step": 12, "epochs": 1, "seconds": 9.5, "samples_per_second": None, "best_step": 1, "skipped": 0,
+        "start_step": 4,
+    },
     "of-a-newer-version": {"step": 12, "anything": {"nested": [1, "x"]}},
 }  # fmt: skip
 """One event of each kind with every field of its schema."""

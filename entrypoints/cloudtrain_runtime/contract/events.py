@@ -129,7 +129,9 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
     ),
     "leaving": _kind({"held_by": array(text)}, seconds=number),
     "stopped": _kind(signal=text),
-    "finished": _kind(epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count),
+    "finished": _kind(
+        epochs=count, seconds=number, samples_per_second=_VALUE, best_step=count, skipped=count, start_step=count
+    ),
 }  # fmt: skip
 """Schema by kind of event."""
 

@@ -259,7 +259,7 @@ class Trainer:
         """Emit the event of the run's end, after so many seconds of training from step `first` on."""
         samples = (self.position.step - first) * self.feeder.global_size
         rate = samples / seconds if samples else None
-        others: dict[str, int] = {}
+        others: dict[str, int] = {"start_step": first} if first else {}
         if self.best is not None and self.best.latest is not None:
             others["best_step"] = self.best.latest.step
         if self.guard is not None:

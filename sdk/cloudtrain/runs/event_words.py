@@ -356,7 +356,11 @@ def _describe_finished(event: Event) -> str:
     took = f" in {event['seconds']:.1f} s" if "seconds" in event else ""
     if "step" not in event:
         return f"finished{took}"
-    return f"finished {count(event['step'], 'step')}{took}"
+    if (first := event.get("start_step", 0)) == 0 or first > event["step"]:
+        return f"finished {count(event['step'], 'step')}{took}"
+    # The time is that of this attempt.
+    done = count(event["step"] - first, "step")
+    return f"finished step {event['step']:,}: {done}{took}, from step {first:,} on"
 
 
 def _describe_tracking(event: Event) -> str:
