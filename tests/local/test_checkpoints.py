@@ -42,7 +42,10 @@ def test_a_folder_is_listed(cli: Cli, folder: Path) -> None:
         assert "it was never finished" in out
         assert RUN in out
     assert cli("checkpoints", "--json", folder).json["checkpoints"][1]["step"] == 200
-    assert "no checkpoints at" in cli("checkpoints", folder / "nowhere").out
+    none = cli("checkpoints", folder / "nowhere")
+    assert "no checkpoints at" in none.out
+    assert "cloudtrain_runtime.checkpoint" in none.err
+    assert "code.outputs" in none.err
 
 
 def test_a_verification_ends_with_4_when_something_is_damaged(cli: Cli, folder: Path) -> None:
@@ -79,6 +82,20 @@ def test_a_users_mistake(cli: Cli, folder: Path, arguments: list[str], expected:
     assert done.code == 2
     assert expected in done.err + done.out
     assert "Traceback" not in done.err
+
+
+def test_a_run_that_saved_nothing_says_what_to_do(cli: Cli, job: Callable[..., Path]) -> None:
+    path = job(SCRIPT_JOB, train_py="raise SystemExit(1)\n")
+    run = cli("submit", path, "--local", "--follow", "--json").json["run"]
+    listed = cli("checkpoints", run)
+    assert "file:" not in listed.out
+    refused = cli("resume", run)
+    assert refused.code == 2
+    assert f"there is no complete checkpoint of {run} at " in refused.err
+    assert "code.outputs" in refused.err
+    assert "to start anew: cloudtrain submit" in refused.err
+    assert "file:" not in refused.err
+    assert "list the checkpoints" not in refused.err
 
 
 def test_modules_in_the_working_folder_are_not_imported(cli: Cli, folder: Path) -> None:

@@ -47,6 +47,10 @@ _READERS: Final = 8
 Emit = Callable[[Mapping[str, Any]], None]
 
 
+class NothingSavedError(CheckpointError):
+    """There is no checkpoint at all, not even a damaged one."""
+
+
 class Inspection:
     """The checkpoints at a uri.
 
@@ -86,7 +90,8 @@ class Inspection:
         for entry in own:
             if entry.is_complete and step in (None, entry.step):
                 return entry
-        raise CheckpointError(self._why_none(step, run, own))
+        why = self._why_none(step, run, own)
+        raise CheckpointError(why) if self._all else NothingSavedError(why)
 
     def _why_none(self, step: int | None, run: str, own: Sequence[CheckpointRecord]) -> str:
         if step is None and self._only:
@@ -311,6 +316,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command line; return 0, or 1 if an error was reported."""
     try:
         _print({"event": "result", **_answer(_parse(argv))})
+    except NothingSavedError as error:
+        _print({"event": "error", "kind": "empty", "message": str(error)})
     except CheckpointError as error:
         _print({"event": "error", "kind": "input", "message": str(error)})
     except DamagedError as error:

@@ -10,6 +10,7 @@ from cloudtrain.console import command_name, print_message
 from cloudtrain.console.facts import print_sentence
 from cloudtrain.console.tables import Cell, Column, handle_of, print_table
 from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_age, format_duration, format_size
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ _COLOURS = {"complete": "32", "complete, best": "32", "damaged": "1;31", "unread
 def print_checkpoints(found: Sequence[SavedCheckpoint], folder: CheckpointFolder) -> None:
     """Print checkpoints in columns; empty columns are left out."""
     if not found:
-        print(f"no checkpoints at {folder.uri}")
+        from cloudtrain.runs.checkpoints import HOW_TO_SAVE
+
+        print(f"no checkpoints at {shown_place(folder.uri)}")
+        print_sentence(HOW_TO_SAVE, print_message)
         return
     print(found[0].uri.rpartition("/")[0])
     now = time.time()

@@ -25,6 +25,7 @@ from cloudtrain.errors import (
 )
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.support.installation import install_command
+from cloudtrain.support.shown_places import shown_place
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
 from cloudtrain_runtime.contract.saved_checkpoint import SavedCheckpoint
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -38,6 +39,12 @@ SAFETENSORS: Final = "safetensors"
 TORCH: Final = "torch"
 _SUFFIXES: Final = {SAFETENSORS: ".safetensors", TORCH: ".pt"}
 _PARTS: Final = ("model", "all")
+
+HOW_TO_SAVE: Final = (
+    "a script saves by cloudtrain_runtime.checkpoint; files that it writes itself are kept by code.outputs, and "
+    "a run that continues by --continue finds them"
+)
+"""What to say where nothing was saved."""
 
 
 @dataclass(frozen=True)
@@ -213,6 +220,9 @@ class CheckpointFolder:
         return answer
 
     def _make_error(self, kind: str, message: str) -> CloudtrainError:
+        message = message.replace(self.uri, shown_place(self.uri))
+        if kind == "empty":
+            return UserError(message, HOW_TO_SAVE)
         if kind == "input":
             return UserError(
                 message, f"list the checkpoints: cloudtrain checkpoints {self.run or self.uri}"

@@ -646,7 +646,7 @@ def _check_checkpoint(plan: Plan, environ: Mapping[str, str]) -> None:
         CheckpointFolder(plan.resume, config.checkpoint.resume_run, environ).find()
     except UserError as error:
         raise UserError(
-            error.message, f"{error.hint}; or start anew: cloudtrain submit --local JOB"
+            error.message, f"{error.hint}; to start anew: cloudtrain submit --local JOB"
         ) from None
 
 
