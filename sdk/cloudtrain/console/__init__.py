@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console.terminal import (
+    columns_of,
     is_terminal,
     strip_unsafe_escapes,
     terminal_width,
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from cloudtrain.errors import UntrustedSettingsError
 
 _STARTED = time.time()
+_SHORT_MESSAGE = 40
+"""Characters of a text that fits every terminal."""
+
 PROGRESS_DELAY_SECONDS = 1.0
 """Time after which a progress bar appears."""
 
@@ -61,8 +65,14 @@ def print_text(text: str) -> None:
 
 
 def print_message(text: str) -> None:
-    """Print a line of text to standard error."""
-    print(strip_unsafe_escapes(redact(text)), file=sys.stderr, flush=True)
+    """Print text to standard error; on a terminal, long lines continue below their beginning."""
+    shown = strip_unsafe_escapes(redact(text))
+    if len(shown) > _SHORT_MESSAGE and is_terminal(sys.stderr):
+        from cloudtrain.console.facts import fitting_lines
+
+        width = columns_of(sys.stderr)
+        shown = "\n".join(part for line in shown.split("\n") for part in fitting_lines(line, width))
+    print(shown, file=sys.stderr, flush=True)
 
 
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:

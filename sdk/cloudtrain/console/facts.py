@@ -69,12 +69,18 @@ def wrapped(text: str, room: int) -> list[str]:
 def print_sentence(text: str, write: Callable[[str], None] = print) -> None:
     """Print a sentence; on a terminal in lines that fit, those after the first one indented further."""
     width = terminal_width()
-    if width is None:
-        write(text)
-        return
+    for line in [text] if width is None else fitting_lines(text, width):
+        write(line)
+
+
+def fitting_lines(text: str, width: int) -> list[str]:
+    """Return a line of text as lines of a width; those after the first one are indented further.
+
+    Words are not broken, and a command at the end has a line of its own, so that paths and commands can be copied.
+    """
+    if cell_count(text) <= width:
+        return [text]
     content = text.lstrip(" ")
     indent = " " * (len(text) - len(content))
-    first, *others = wrapped(content, width - len(indent) - GAP)
-    write(indent + first)
-    for line in others:
-        write(indent + " " * GAP + line)
+    first, *others = _parts(content, max(_LEAST_ROOM, width - len(indent) - GAP))
+    return [indent + first, *(f"{indent}{' ' * GAP}{line}" for line in others)]
