@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 @click.command(
     cls=Command,
     examples={
-        "cloudtrain init my-job": "a model, data and a loss",
+        "cloudtrain init my-job": "asks on a terminal which template",
+        "cloudtrain init my-job --template task": "a model, data and a loss",
         "cloudtrain init my-job --template script": "a training loop of your own",
     },
 )
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @click.option(
     "--template",
     type=click.Choice(TEMPLATES),
-    help="Kind of job; by default task.",
+    help="Kind of job. A terminal asks for it; else task.",
 )
 @json_option
 def init(folder: Path, template: str | None, as_json: bool) -> None:
