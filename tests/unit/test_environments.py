@@ -19,10 +19,12 @@ class Recorded(Steps):
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.has_begun = threading.Event()
 
     def on_progress(self, text: str) -> None:
         """Keep a step."""
         self.texts.append(text)
+        self.has_begun.set()
 
     def on_done(self, text: str, seconds: float) -> None:
         """Keep what a step has done."""
@@ -58,14 +60,12 @@ def test_the_end_of_another_installation_is_reported(
 ) -> None:
     prepare(Steps())
     (lock,) = (tmp_path / "environments").glob("*.lock")
-    waits = threading.Event()
     steps = Recorded()
-    steps.on_progress = lambda text: (steps.texts.append(text), waits.set())  # type: ignore[assignment]
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         thread = threading.Thread(target=prepare, args=(steps,))
         thread.start()
-        assert waits.wait(60)
+        assert steps.has_begun.wait(60)
         fcntl.flock(held, fcntl.LOCK_UN)
     thread.join(60)
     assert steps.texts == [
