@@ -77,6 +77,10 @@ def test_a_resumed_run_without_a_save_is_not_resumed(
     run = cli("submit", path, "--local", "--follow", "--json").json["run"]
     failed = cli("resume", run, "--set", broken, "--follow", "--json")
     assert failed.code == 4, failed.err
+    # The script has succeeded before it was broken.
+    warning = f"warning: {run} has failed with: ValueError"
+    assert failed.err.count(warning) == (1 if kind == "task" else 0), failed.err
+    assert ("resume runs the same code again" in failed.err) == (kind == "task")
     again = failed.json["run"]
     assert f"submit JOB --local --continue {run}" in failed.err
     assert f"--continue {run}" in cli("explain", again).out

@@ -289,9 +289,12 @@ def resume(
     """
     from cloudtrain.client.client import Client
     from cloudtrain.console.plans import ConsoleObserver
+    from cloudtrain.console.runs import print_old_code_warning
 
     with ConsoleObserver() as observer:
-        started = Client(observer=observer).resume(
+        client = Client(observer=observer)
+        print_old_code_warning(client.get_run(run))
+        started = client.resume(
             run, overrides, instances=instances, from_step=from_step, skip_check=skip_check, new=new
         )
     return _show_started(started, only if follow else None, job=None, as_json=as_json)

@@ -230,6 +230,30 @@ def next_command(
     return f"{command_name()} resume {name(status.reference)}"
 
 
+def print_old_code_warning(run: Run) -> None:
+    """Print a warning before a run is resumed that its own job or code has failed, which a resumed run has, too.
+
+    Nothing is printed for another cause, and where the log cannot be read.
+    """
+    from cloudtrain.failure_rules import explain_run
+
+    status = run.status()
+    if status.state is not State.FAILED:
+        return
+    try:
+        facts = run.facts()
+        cause = explain_run(status, run.logs(), facts)
+    except (CloudtrainError, OSError):
+        return
+    name = handle_of if is_terminal(sys.stderr) else str
+    again = submit_again(status, cause, facts, program=command_name(), name=name)
+    if again is None:
+        return
+    place = f" ({cause.place})" if cause.place else ""
+    failed = f"{name(status.run)} has failed with: {as_one_line(cause.message.strip())}{place}"
+    print_message(f"warning: {failed}; resume runs the same code again; with new code: {again}")
+
+
 def format_log_line(line: LogLine) -> str | None:
     """Return a log line with its event as a sentence; None for an event that users need not see."""
     worded = word_line(line.text)
