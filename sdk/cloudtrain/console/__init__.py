@@ -64,10 +64,10 @@ def print_text(text: str) -> None:
     print(text, end="" if text.endswith("\n") else "\n")
 
 
-def print_message(text: str) -> None:
-    """Print text to standard error; on a terminal, long lines continue below their beginning."""
+def print_message(text: str, *, wraps: bool = True) -> None:
+    """Print text to standard error; on a terminal, long lines continue below their beginning where it `wraps`."""
     shown = strip_unsafe_escapes(redact(text))
-    if len(shown) > _SHORT_MESSAGE and is_terminal(sys.stderr):
+    if wraps and len(shown) > _SHORT_MESSAGE and is_terminal(sys.stderr):
         from cloudtrain.console.facts import fitting_lines
 
         width = columns_of(sys.stderr)
@@ -110,9 +110,10 @@ def print_problems(error: SpecError, *, as_json: bool) -> None:
 
     excerpts = Excerpts(newest=_STARTED)
     for problem in error.problems:
-        print_message(str(problem))
+        # The place at its beginning is for editors, and what to write at its end is to be copied.
+        print_message(str(problem), wraps=False)
         for line in excerpts.of_problem(problem):
-            print_message(line)
+            print_message(line, wraps=False)
     count = len(error.problems)
     plural = "" if count == 1 else "s"
     print_message(f"{count} problem{plural}")
