@@ -74,7 +74,11 @@ def test_a_success_ends_with_what_how_good_where_and_what_next(tmp_path: Path) -
     assert last[3].startswith("  step ")
     assert re.fullmatch(rf"  model +.*runs/{run}/model", last[4]), last[4]
     assert len(last) <= 12
-    assert f"serve {handle}" in "\n".join(last)
+    # The dashboard and serving are offered where they are installed.
+    assert re.search(
+        rf"^  look   \S+ (dashboard --open|metrics {handle})$", "\n".join(last), re.MULTILINE
+    )
+    assert last[-1].endswith("plan " + " ".join([str(job), *options]))
     # What was drawn has the width of the terminal; paths and commands may be longer.
     assert all(len(line) <= 80 for line in last[:4])
 
