@@ -8,7 +8,7 @@ import pytest
 from support.jobs import REPOSITORY, Terminal
 from support.printed_tables import TABLES
 
-from cloudtrain.console.facts import print_facts, print_sentence
+from cloudtrain.console.facts import fitting_lines, print_facts, print_sentence
 from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
 from cloudtrain.support.units import format_age, format_number
 
@@ -164,3 +164,9 @@ def test_a_pipe_gets_sentences_and_fields_in_one_line(monkeypatch: pytest.Monkey
     print_sentence("some words " * 20, write=lines.append)
     print_facts([("name", "some words " * 20)], write=lines.append)
     assert len(lines) == 2
+
+
+def test_what_was_drawn_for_the_width_is_not_broken_again() -> None:
+    drawn = f"\x1b[32m✓\x1b[0m starts  {'x' * 30} {'y' * 35}"
+    assert fitting_lines(drawn, 80) == [drawn]
+    assert fitting_lines("one two three four", 14) == ["one two", "  three four"]

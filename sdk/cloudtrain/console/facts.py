@@ -78,7 +78,8 @@ def fitting_lines(text: str, width: int) -> list[str]:
 
     Words are not broken, and a command at the end has a line of its own, so that paths and commands can be copied.
     """
-    if cell_count(text) <= width:
+    # Text with colours has been drawn for this width already.
+    if "\x1b" in text or cell_count(text) <= width:
         return [text]
     content = text.lstrip(" ")
     indent = " " * (len(text) - len(content))

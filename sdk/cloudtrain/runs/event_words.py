@@ -78,15 +78,7 @@ def _is_silent(event: Event) -> bool:
     kind = event["event"]
     if kind == "outputs":
         return not event.get("unkept_files")
-    if kind == "ranks":
-        return _are_as_expected(event)
     return kind == "checkpoint_missed" and bool(event.get("repeated"))
-
-
-def _are_as_expected(event: Event) -> bool:
-    """Return whether the ranks of a script work together, have saved and report progress, by their event `ranks`."""
-    is_missed = event.get("progressed") is False or bool(event.get("unused"))
-    return event["joined"] >= event["ranks"] and event["saved"] and not is_missed
 
 
 def describe_environment(event: Event) -> str:
@@ -401,7 +393,7 @@ def _number(value: Any) -> str:
     return f"{value:.4f}" if is_usual else format_number(value)
 
 
-_NOT_IN_LOGS = frozenset({"attempt", "left", "patterns", "leaving"})
+_NOT_IN_LOGS = frozenset({"attempt", "left", "patterns", "leaving", "ranks"})
 """Kinds that are not shown in logs: the launcher, the rank or the status prints the same."""
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {
