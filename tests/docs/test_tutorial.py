@@ -44,9 +44,10 @@ def test_tutorial_fails_explains_and_resumes(cli: Cli, job: Callable[..., Path])
 
 
 def without_numbers(line: str) -> str:
-    """Replace what differs between two runs: ids, sizes, times, losses, curves, spaces."""
+    """Replace what differs between two runs: ids, sizes, times, phases, losses, curves, spaces."""
     line = re.sub(r"-\d{6}-\d{6}-[0-9a-f]{6}", "-ID", line)
     line = re.sub(r"\b[0-9a-f]{6}\b", "ID", line)
+    line = re.sub(r"( succeeded in \w+) .*", r"\1", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+(  best .* at step \d+)?", "▁", line)
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line)).strip()
 

@@ -13,6 +13,8 @@ import pytest
 from cloudtrain.backends.local import environments
 from cloudtrain.support.steps import Steps
 
+pytest.importorskip("torch")
+
 
 class Recorded(Steps):
     """Keeps what it receives."""
