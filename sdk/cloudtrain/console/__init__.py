@@ -75,6 +75,11 @@ def print_message(text: str, *, wraps: bool = True) -> None:
     print(shown, file=sys.stderr, flush=True)
 
 
+def print_row(text: str) -> None:
+    """Print a line of a table to standard error, as it is."""
+    print_message(text, wraps=False)
+
+
 def print_error(error: CloudtrainError, *, as_json: bool) -> None:
     """Print an error and its hint, and with `as_json` the JSON object."""
     if isinstance(error, SpecError):
@@ -133,9 +138,7 @@ def confirm_trust(error: UntrustedSettingsError | UntrustedHomeError) -> bool:
         print_message(error.message)
         return click.confirm("use it from now on?", default=False, err=True)
     print_message(f"{error.file} beside the job gives settings of an account:")
-    print_columns(
-        [(f"  {name}", value) for name, value in error.values.items()], write=print_message
-    )
+    print_columns([(f"  {name}", value) for name, value in error.values.items()], write=print_row)
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 

@@ -17,6 +17,7 @@ from cloudtrain.console import (
     print_checks,
     print_columns,
     print_message,
+    print_row,
     print_text,
 )
 from cloudtrain.console.facts import print_sentence
@@ -172,7 +173,7 @@ def print_changes(change: ProfileChange) -> None:
             mark = "~"
             value = f"{_shown(each.before)} -> {_shown(each.after)}"
         rows.append((f"  {mark} {each.name}", value))
-    print_columns(rows, write=print_message)
+    print_columns(rows, write=print_row)
 
 
 def print_stored(change: ProfileChange) -> None:
@@ -259,7 +260,7 @@ def print_candidates(what: str, found: Candidates) -> None:
     ]
     if rows:
         print_message(f"{what}s of the account ({len(fitting)} of {len(found.found)} suitable):")
-        print_columns(rows, write=print_message)
+        print_columns(rows, write=print_row)
     if len(unsuitable) > _MAX_UNSUITABLE:
         print_message(f"  and {len(unsuitable) - _MAX_UNSUITABLE} more that are unsuitable")
     if found.unanswered:
