@@ -72,7 +72,8 @@ def print_message(text: str, *, wraps: bool = True) -> None:
 
         width = columns_of(sys.stderr)
         shown = "\n".join(part for line in shown.split("\n") for part in fitting_lines(line, width))
-    print(shown, file=sys.stderr, flush=True)
+    # In one write, so that the lines of threads do not mix.
+    print(f"{shown}\n", end="", file=sys.stderr, flush=True)
 
 
 def print_row(text: str) -> None:
