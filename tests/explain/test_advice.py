@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloudtrain.console.runs import next_command
+from cloudtrain.console.runs import next_step
 from cloudtrain.failure_rules import Explanation, FailureClass, explain_run
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.runs.progress import Progress
@@ -545,7 +545,7 @@ def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClas
     progress = Progress(checkpoint="file:///saved/step-00000004")
     status = Status("demo-261121-074318-1a2b3c", "local", State.FAILED, progress=progress)
     cause = Explanation(status.run, State.FAILED, failure, "", place="train.py:3")
-    found = next_command(status, "job.yaml", cause)
+    found = next_step(status, "job.yaml", cause).text
     if failure.is_in_the_job:
         again = f"cloudtrain submit job.yaml --local --continue {status.run}"
         fault = "it" if failure in ("dependency_install", "image_pull") else "train.py:3"
@@ -558,7 +558,7 @@ def test_the_next_command_never_runs_the_same_mistake_again(failure: FailureClas
 def test_the_next_command_begins_where_a_resumed_run_began(failure: FailureClass) -> None:
     status = Status("demo-261121-074318-1a2b3c", "local", State.FAILED)
     cause = Explanation(status.run, State.FAILED, failure, "", place="train.py:3")
-    found = next_command(status, "job.yaml", cause, {"checkpoint.resume_run": EARLIER})
+    found = next_step(status, "job.yaml", cause, {"checkpoint.resume_run": EARLIER}).text
     if failure.is_in_the_job:
         assert found.endswith(f"cloudtrain submit job.yaml --local --continue {EARLIER}")
     else:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.run_statuses import BEGAN, at
 
+from cloudtrain.console.cells import cell_count
 from cloudtrain.console.closing import Ending, SeenEvents, closing_lines, draw_bars
-from cloudtrain.console.tables import cell_count
 from cloudtrain.failure_rules import Explanation, explain_run
 from cloudtrain.failure_rules.classes import FailureClass
 from cloudtrain.runs.log_lines import LogLine
@@ -20,7 +20,7 @@ from cloudtrain.runs.phases import describe_phases
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.results import describe_result, key_metrics
 from cloudtrain.runs.status import State, Status, describe_state
-from cloudtrain_runtime.contract import check_event, format_event
+from cloudtrain_runtime.contract import check_event, format_event, parse_event
 
 RUN = "digits-261121-074043-d30c68"
 NOW = at(60).timestamp()
@@ -82,7 +82,7 @@ def ending(
     lines = events(*kinds)
     seen = SeenEvents()
     for line in lines:
-        seen.add_line(line)
+        seen.add(parse_event(line.text))
     checked = [check_event({"event": kind, **values}) for kind, values in kinds]
     progress = fold_events([each for each in checked if each is not None])
     status = Status(
@@ -197,7 +197,7 @@ def test_a_run_without_any_event_has_a_last_screen() -> None:
 def test_the_curve_of_a_restarted_run_has_each_step_once() -> None:
     seen = SeenEvents()
     for line in events(*EVALUATIONS[:4], *EVALUATIONS[2:]):
-        seen.add_line(line)
+        seen.add(parse_event(line.text))
     assert [step for step, _ in seen.curves["validation/accuracy"]] == list(range(20, 161, 20))
 
 
@@ -205,7 +205,7 @@ def test_the_curve_of_a_long_run_is_thinned() -> None:
     seen = SeenEvents()
     for step in range(10_000):
         for line in events(("evaluation", {"split": "test", "step": step, "loss": 1.0})):
-            seen.add_line(line)
+            seen.add(parse_event(line.text))
     assert len(seen.curves["test/loss"]) <= 2001
     assert seen.curves["test/loss"][-1][0] == 9999
 

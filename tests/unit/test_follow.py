@@ -21,7 +21,7 @@ from cloudtrain.runs.log_lines import LogFilter, LogLine
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
-from cloudtrain_runtime.contract import format_event
+from cloudtrain_runtime.contract import format_event, parse_event
 
 FAST = OutagePolicy(0.01, 0.02, limit_seconds=0.3, unanswered_limit_seconds=0.3, errors=CloudError)
 
@@ -251,11 +251,17 @@ def test_one_step_line_per_ten_seconds_is_shown() -> None:
     events = [event for event in steps(0, 200, began=0, every=3) if event["event"] == "step"]
     lines = [LogLine("algo-1", format_event("step", event)) for event in events]
     thinner = EventThinner(10)
-    assert [index for index, line in enumerate(lines) if thinner.wants(line)] == [0, 4, 8, 12, 16]
-    assert thinner.wants(
-        LogLine("algo-1", format_event("evaluation", {"split": "test", "time": 1.0}))
-    )
-    assert all(map(EventThinner(0).wants, lines))
+    assert [index for index, line in enumerate(lines) if thinner.wants(parse_event(line.text))] == [
+        0,
+        4,
+        8,
+        12,
+        16,
+    ]
+    assert thinner.wants({"event": "evaluation", "split": "test", "time": 1.0})
+    assert thinner.wants(None)
+    every = EventThinner(0)
+    assert all(every.wants(parse_event(line.text)) for line in lines)
 
 
 def test_lines_cannot_move_the_cursor() -> None:

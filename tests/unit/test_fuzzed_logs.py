@@ -174,7 +174,7 @@ def read_all(home: Path, state: State) -> Iterator[str]:
     lines = list(run.logs())
     thinner = EventThinner(1.0)
     for line in lines:
-        thinner.wants(line)
+        thinner.wants(parse_event(line.text))
         format_log_line(line)
     yield "metrics"
     history = read_history(run)

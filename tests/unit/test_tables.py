@@ -8,8 +8,9 @@ import pytest
 from support.jobs import REPOSITORY, Terminal
 from support.printed_tables import TABLES
 
+from cloudtrain.console.cells import cell_count, cut_text
 from cloudtrain.console.facts import fitting_lines, print_facts, print_sentence
-from cloudtrain.console.tables import Cell, Column, cell_count, cut_text, run_cell, table_lines
+from cloudtrain.console.tables import Cell, Column, run_cell, table_lines
 from cloudtrain.support.units import format_age, format_number
 
 REFERENCE = "local:digits-261125-223727-71810a"
@@ -92,11 +93,12 @@ def test_empty_columns_are_left_out() -> None:
     assert table_lines(columns, [], 80) == []
 
 
-def test_colours_and_dim_parts_do_not_change_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_and_dim_columns_do_not_change_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloudtrain.console.tables.coloured", lambda text, code: f"<{code}:{text}>")
-    rows = [(Cell("full", shown="f", rest="ull"), "FAILED"), ("other", "x")]
-    lines = table_lines((Column("a"), Column("b")), rows, 80, colours={"FAILED": "31"})
-    assert lines == ["<1:A>      <1:B>", "f<2:ull>   <31:FAILED>", "other  x"]
+    rows = [(Cell("full", shown="f"), "FAILED"), ("other", "x")]
+    columns = (Column("a", is_dim=True), Column("b"))
+    lines = table_lines(columns, rows, 80, colours={"FAILED": "31"})
+    assert lines == ["<1:A>      <1:B>", "<2:f>      <31:FAILED>", "<2:other>  x"]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 
 from cloudtrain.console import coloured, print_checks
+from cloudtrain.console.cells import cell_count, pad
 from cloudtrain.console.closing import _Fact, _row_lines
 from cloudtrain.console.facts import fact_lines
-from cloudtrain.console.tables import cell_count, pad
 from cloudtrain.console.terminal import can_show, columns_of, terminal_width
 from cloudtrain.features.sweeps import output
 from cloudtrain.features.sweeps.handle import Sweep

@@ -27,7 +27,6 @@ from cloudtrain.cli.options import (
 )
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import runs as shown
-from cloudtrain.console.tables import handle_of
 from cloudtrain.errors import (
     CloudtrainError,
     UnreadableStateError,
@@ -41,6 +40,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, facts_of
 from cloudtrain.support.features import find_offer, offer
 from cloudtrain.support.notebook.summary import count
+from cloudtrain.support.run_id import short_id
 from cloudtrain.support.units import format_size
 
 
@@ -307,8 +307,8 @@ def stop(run: str, wait: bool, pool: bool, yes: bool, as_json: bool) -> None:
         raise UserError(
             f"{handle.reference} has not ended; its warm pool can only be ended after it", hint
         )
-    # Also the handle, which `submit` prints: only the text of a name or of another part of the id is uncertain.
-    is_exact = run in (handle.id, handle.reference, handle_of(handle.id))
+    # Also the short id, which `submit` prints: only a name or another part of the id is uncertain.
+    is_exact = run in (handle.id, handle.reference, short_id(handle.id))
     if handle.is_billed and not is_over and not yes and not is_exact:
         means = f"{run!r} means {handle.reference}, which is active"
         confirm(

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from cloudtrain.console.cells import cell_count, pad, wrapped
 from cloudtrain.console.terminal import (
     columns_of,
     is_terminal,
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
     from cloudtrain.errors import UntrustedSettingsError
 
 _STARTED = time.time()
+BOLD = "1"
+DIM = "2"
+RED = "31"
+YELLOW = "33"
+CYAN = "36"
+"""ANSI codes of `coloured`."""
+
 _SHORT_MESSAGE = 40
 """Characters of a text that fits every terminal."""
 
@@ -143,45 +151,16 @@ def confirm_trust(error: UntrustedSettingsError | UntrustedHomeError) -> bool:
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 
 
-def print_columns(
-    rows: Sequence[Sequence[str]],
-    *,
-    skip_empty: bool = False,
-    colours: Mapping[str, str] | None = None,
-    write: Callable[[str], None] = print,
-) -> None:
-    """Print rows of cells, by default to standard output. See `column_lines` for the other arguments."""
-    for line in column_lines(rows, skip_empty=skip_empty, colours=colours):
+def print_columns(rows: Sequence[Sequence[str]], *, write: Callable[[str], None] = print) -> None:
+    """Print rows of cells in columns, by default to standard output."""
+    for line in column_lines(rows):
         write(line)
 
 
-def column_lines(
-    rows: Sequence[Sequence[str]],
-    *,
-    skip_empty: bool = False,
-    colours: Mapping[str, str] | None = None,
-) -> list[str]:
-    """Return rows of cells as lines, each column as wide as its widest cell.
-
-    Args:
-        rows: The rows.
-        skip_empty: Leave out columns that are empty below the first row, which is the header.
-        colours: Colours (ANSI codes) by the text of a cell.
-    """
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:]) or not skip_empty]
-    widths = [max(map(len, column)) for column in columns]
-    padded = [
-        [_pad(cell, width, colours or {}) for cell in column]
-        for column, width in zip(columns, widths, strict=True)
-    ]
-    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
-
-
-def _pad(cell: str, width: int, colours: Mapping[str, str]) -> str:
-    text = f"{cell:<{width}}"
-    if cell not in colours:
-        return text
-    return coloured(text, colours[cell])
+def column_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(map(cell_count, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(pad, row, widths)).rstrip() for row in rows]
 
 
 def print_checks(
@@ -198,39 +177,35 @@ def print_checks(
         wraps: On a terminal, continue long details and notes below their beginning, except notes with a command that
             has options.
     """
-    import textwrap
-
     longest = max(map(len, colours))
-    width = max((len(check[1]) for check in checks), default=0)
+    width = max((cell_count(check[1]) for check in checks), default=0)
     indent = " " * (longest + width + 4)
     columns = terminal_width() if wraps else None
     room = None if columns is None else max(1, columns - len(indent))
     for result, name, detail, notes in checks:
-        lines = [detail]
-        if room is not None:
-            # wrap() returns no line for an empty text.
-            lines = textwrap.wrap(detail, room, break_long_words=False, break_on_hyphens=False) or [
-                ""
-            ]
-        print(f"{_pad(result, longest, colours)}  {name:<{width}}  {lines[0]}")
+        first, *others = [detail] if room is None else wrapped(detail, room)
+        shown = coloured(pad(result, longest), colours[result]) if result in colours else result
+        print(f"{pad(shown, longest)}  {pad(name, width)}  {first}")
         for note in notes:
-            lines += [note] if room is None else _wrap_note(note, room)
-        for line in lines[1:]:
+            others += [note] if room is None or _is_copied(note) else wrapped(note, room)
+        for line in others:
             print(f"{indent}{line}")
 
 
-def _wrap_note(note: str, room: int) -> list[str]:
-    """Return a note in lines that fit; a command with options or quotes stays in one line, to be copied."""
-    import textwrap
-
-    if " --" in note or "'" in note:
-        return [note]
-    return textwrap.wrap(note, room, break_long_words=False, break_on_hyphens=False)
+def _is_copied(note: str) -> bool:
+    """Return whether a note has a command with options or quotes, which stays in one line."""
+    return " --" in note or "'" in note
 
 
-def coloured(text: str, colour: str) -> str:
-    """Return text in a colour (an ANSI code) where standard output is a terminal with colours, else unchanged."""
-    if os.environ.get("NO_COLOR") or not is_terminal():
+def coloured(text: str, colour: str, stream: IO[str] | None = None) -> str:
+    """Return text in a colour (an ANSI code) where a stream is a terminal with colours, else unchanged.
+
+    Args:
+        text: The text.
+        colour: The code, such as `1;31`.
+        stream: Where it is written; by default standard output.
+    """
+    if os.environ.get("NO_COLOR") or not is_terminal(stream):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
 

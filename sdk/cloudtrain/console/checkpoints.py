@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.console import command_name, print_message
 from cloudtrain.console.facts import print_sentence
-from cloudtrain.console.tables import Cell, Column, handle_of, print_table
+from cloudtrain.console.tables import Cell, Column, print_table, run_cell
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_age, format_duration, format_size
@@ -94,7 +94,7 @@ def _row(each: SavedCheckpoint, now: float, *, own: str) -> tuple[str | Cell, ..
         "" if each.world_size is None else str(each.world_size),
         each.torch or "",
         each.name,
-        Cell(run, shown=handle_of(run)),
+        run_cell(run),
         each.why,
     )
 

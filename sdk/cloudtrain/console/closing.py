@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import coloured, command_name
-from cloudtrain.console.facts import wrapped
-from cloudtrain.console.runs import next_command
+from cloudtrain.console import BOLD, DIM, YELLOW, coloured, command_name
+from cloudtrain.console.cells import cell_count, cut_text, pad, wrapped
+from cloudtrain.console.runs import STATE_COLOURS, next_step
 from cloudtrain.console.status_fields import as_one_line, device_row, spent_row
-from cloudtrain.console.tables import cell_count, cut_text, handle_of, pad
 from cloudtrain.console.terminal import can_show
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_FAILED
 from cloudtrain.failure_rules.classes import FailureClass
@@ -28,24 +26,24 @@ from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import State
 from cloudtrain.runs.step_parts import describe_seconds, step_parts
 from cloudtrain.support.installation import is_installed
-from cloudtrain.support.run_id import job_of
+from cloudtrain.support.run_id import job_of, short_id
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration
-from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.metric_values import metric_values
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, Facts
-    from cloudtrain.runs.log_lines import LogLine
     from cloudtrain.runs.status import Status
     from cloudtrain_runtime.contract.events import Event
 
 _SIGNS = {
-    State.SUCCEEDED: ("✓", "ok", "1;32"),
-    State.FAILED: ("✗", "failed", "1;31"),
-    State.STOPPED: ("■", "stopped", "1;33"),
-    State.INTERRUPTED: ("!", "interrupted", "1;33"),
+    State.SUCCEEDED: ("✓", "ok"),
+    State.FAILED: ("✗", "failed"),
+    State.STOPPED: ("■", "stopped"),
+    State.INTERRUPTED: ("!", "interrupted"),
 }
+"""Sign of a state, and the word where the encoding lacks it."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_POINTS = 8
 _LEAST_POINTS = 3
@@ -54,9 +52,6 @@ _LEAST_SHARE = 0.05
 _STEP_PARTS = 3
 _LAST_LINES = 5
 _WARNINGS = 2
-_DIM = "2"
-_BOLD = "1"
-_YELLOW = "33"
 
 
 Point = tuple[int, float]
@@ -76,11 +71,8 @@ class SeenEvents:
     """Smallest and largest value of each curve, which a long curve may no longer have."""
     analyses: dict[str, Event] = field(default_factory=dict)
 
-    def add_line(self, line: LogLine) -> None:
-        """Add a line of the log."""
-        event = parse_event(line.text)
-        if event is None:
-            return
+    def add(self, event: Event) -> None:
+        """Add an event of the log."""
         if event["event"] == "analysis":
             self.analyses[event["split"]] = event
         elif event["event"] in ("evaluation", "step") and "step" in event:
@@ -136,14 +128,15 @@ def closing_lines(ending: Ending, width: int, *, now: float) -> list[str]:
     rows += _warning_rows(ending.status, now)
     rows += _place_rows(ending.status, now)
     lines = [*_head_lines(ending, width, now), *_row_lines(rows, width), ""]
-    lines += _next_lines(ending)
+    lines += _next_lines(ending, now)
     return lines
 
 
 def _head_lines(ending: Ending, width: int, now: float) -> Iterator[str]:
     """Yield what ended, how and after how long; behind it the phases, or the error."""
     status = ending.status
-    sign, word, colour = _SIGNS.get(status.state, ("-", "-", _BOLD))
+    sign, word = _SIGNS.get(status.state, ("-", "-"))
+    colour = STATE_COLOURS.get(status.state, BOLD)
     shown_sign = sign if can_show(sign, sys.stdout) else word
     took = run_seconds(status, now)
     text = f"{job_of(status.run)} {str(status.state).lower()}"
@@ -157,9 +150,9 @@ def _head_lines(ending: Ending, width: int, now: float) -> Iterator[str]:
     behind = describe_phases(status, now, between=" · " if can_show("·", sys.stdout) else ", ")
     if status.exit_code == EXIT_RUN_FAILED:
         behind = _message(ending)
-    head = f"{coloured(shown_sign, colour)} {coloured(text, _BOLD)}"
+    head = f"{coloured(shown_sign, colour)} {coloured(text, BOLD)}"
     used = cell_count(f"{shown_sign} {text}")
-    paint = "1;31" if status.exit_code == EXIT_RUN_FAILED else _DIM
+    paint = colour if status.exit_code == EXIT_RUN_FAILED else DIM
     if used + 3 + cell_count(behind) <= width:
         yield f"{head}   {coloured(behind, paint)}" if behind else head
         return
@@ -285,9 +278,9 @@ def _warning_rows(status: Status, now: float) -> Iterator[_Fact]:
     texts = (*status.alarms(now), *status.warnings(), *status.host_warnings())
     shown = texts if len(texts) <= _WARNINGS else texts[: _WARNINGS - 1]
     for text in shown:
-        yield _Fact("warning", as_one_line(text), colour=_YELLOW, is_cut=True)
+        yield _Fact("warning", as_one_line(text), colour=YELLOW, is_cut=True)
     if len(shown) < len(texts):
-        yield _Fact("warning", f"and {len(texts) - len(shown)} more", colour=_YELLOW)
+        yield _Fact("warning", f"and {len(texts) - len(shown)} more", colour=YELLOW)
 
 
 def _place_rows(status: Status, now: float) -> Iterator[_Fact]:
@@ -320,7 +313,7 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
         # Equal names of consecutive rows are shown once.
         name = "" if row.name == before else row.name
         before = row.name
-        start = f"  {coloured(pad(name, names), row.colour or _DIM)}  "
+        start = f"  {coloured(pad(name, names), row.colour or DIM)}  "
         if row.is_copied:
             yield start + row.value
         elif row.is_cut:
@@ -328,53 +321,50 @@ def _row_lines(rows: Sequence[_Fact], width: int) -> Iterator[str]:
         elif row.note and cell_count(row.value) <= room // 2:
             value = pad(row.value, values)
             note = cut_text(row.note, room - cell_count(value) - 2)
-            yield f"{start}{value}  {coloured(note, _DIM)}"
+            yield f"{start}{value}  {coloured(note, DIM)}"
         elif row.note:
             yield start + cut_text(row.value, room)
-            yield indent + coloured(cut_text(row.note, room), _DIM)
+            yield indent + coloured(cut_text(row.note, room), DIM)
         else:
             for index, line in enumerate(wrapped(row.value, room)):
                 yield (indent if index else start) + line
 
 
-def _next_lines(ending: Ending) -> Iterator[str]:
+def _next_lines(ending: Ending, now: float) -> Iterator[str]:
     """Yield what to type next, with what it does; commands are never cut."""
-    steps = dict(_next_steps(ending))
+    steps = dict(_next_steps(ending, now))
     width = max(map(len, steps))
     for name, command in steps.items():
         if not name:
             yield f"  {command}"
             continue
-        yield f"  {coloured(f'{name:<{width}}', _DIM)}  {command}"
+        yield f"  {coloured(f'{name:<{width}}', DIM)}  {command}"
 
 
-def _next_steps(ending: Ending) -> Iterator[tuple[str, str]]:
+def _next_steps(ending: Ending, now: float) -> Iterator[tuple[str, str]]:
     """Yield what to do next and its command."""
     status = ending.status
     called = command_name()
-    handle = handle_of(status.run)
+    run = short_id(status.run)
     if status.exit_code != EXIT_DONE:
-        command = next_command(status, ending.job, ending.cause, ending.facts, name=handle_of)
-        is_read = command.endswith(f"logs {handle}")
-        if command.startswith("fix "):
-            yield "", command
-        elif not is_read:
-            yield "continue", command
-        yield "read", f"{called} logs {handle}"
+        step = next_step(status, ending.job, ending.cause, ending.facts, name=short_id)
+        if step.kind != "read":
+            yield "" if step.kind == "fix" else step.kind, step.text
+        yield "read", f"{called} logs {run}"
         return
-    if any(_warning_rows(status, time.time())):
-        yield "read", f"{called} status {handle}"
+    if any(_warning_rows(status, now)):
+        yield "read", f"{called} status {run}"
     # What is not installed would only be an error.
     if status.uses_account or not is_installed("starlette"):
-        yield "look", f"{called} metrics {handle}"
+        yield "look", f"{called} metrics {run}"
     else:
         yield "look", f"{called} dashboard --open"
     if status.uses_account:
-        yield "get", f"{called} download {handle}"
+        yield "get", f"{called} download {run}"
     is_task = kind_of_job(ending.facts) is Jobs.TASK
     is_served = is_task and "model" in status.artifacts and not _is_evaluation(status)
     if is_served and is_installed("ray"):
-        yield "use", f"{called} serve {handle}"
+        yield "use", f"{called} serve {run}"
     if not status.uses_account and ending.job is not None:
         yield "price", f"{called} plan {ending.job}"
 

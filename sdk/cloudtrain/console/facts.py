@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from cloudtrain.console import coloured, column_lines
-from cloudtrain.console.tables import GAP, cell_count, pad
+from cloudtrain.console import DIM, coloured, column_lines
+from cloudtrain.console.cells import cell_count, pad, wrapped
+from cloudtrain.console.tables import GAP
 from cloudtrain.console.terminal import terminal_width
 from cloudtrain.support.notebook.summary import Row
 
 _COMMAND = re.compile(r":\s+(?=cloudtrain )")
 _LEAST_ROOM = 10
-_DIM = "2"
 
 
 def print_facts(rows: Sequence[Row], *, write: Callable[[str], None] = print) -> None:
@@ -34,7 +34,7 @@ def fact_lines(rows: Sequence[Row], width: int | None) -> list[str]:
     room = max(_LEAST_ROOM, width - names - GAP)
     lines = []
     for name, value in rows:
-        start = coloured(pad(name, names), _DIM) + " " * GAP
+        start = coloured(pad(name, names), DIM) + " " * GAP
         for part in _parts(value, room):
             lines.append((start + part).rstrip())
             start = " " * (names + GAP)
@@ -52,18 +52,6 @@ def _parts(value: str, room: int) -> Iterator[str]:
         return
     yield from wrapped(value[: match.start() + 1], room)
     yield value[match.end() :]
-
-
-def wrapped(text: str, room: int) -> list[str]:
-    """Return a text as lines of a number of cells, broken between words only: paths can be copied."""
-    lines = [""]
-    for word in text.split(" "):
-        longer = f"{lines[-1]} {word}" if lines[-1] else word
-        if cell_count(longer) <= room or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
 
 
 def print_sentence(text: str, write: Callable[[str], None] = print) -> None:

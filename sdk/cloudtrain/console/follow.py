@@ -29,7 +29,7 @@ from cloudtrain.console.follow_screen import (
 )
 from cloudtrain.console.runs import (
     explanation_rows,
-    next_command,
+    next_step,
     print_detached,
     status_json,
     status_rows,
@@ -38,6 +38,7 @@ from cloudtrain.console.terminal import strip_unsafe_escapes, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, CloudError
 from cloudtrain.runs.following import LEAST_POLL_SECONDS, shown_part
 from cloudtrain.runs.log_lines import ALL_LINES
+from cloudtrain_runtime.contract import parse_event
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,8 +138,8 @@ def _ending_lines(ending: Ending) -> list[str]:
         lines += ["", *column_lines(rows)]
     elif ending.unexplained:
         lines += ["", f"not explained: {ending.unexplained}"]
-    command = next_command(status, ending.job, ending.cause, ending.facts)
-    return [*lines, "", f"next: {command}"]
+    step = next_step(status, ending.job, ending.cause, ending.facts)
+    return [*lines, "", f"next: {step.text}"]
 
 
 def _show(monitor: RunMonitor, screen: Screen, thinner: EventThinner, seen: SeenEvents) -> Status:
@@ -149,11 +150,12 @@ def _show(monitor: RunMonitor, screen: Screen, thinner: EventThinner, seen: Seen
         monitor.check()
         if lines := monitor.take_lines(POLL_LINES_SECONDS):
             last_line_time = time.monotonic()
-            for line in lines:
-                seen.add_line(line)
-            screen.print([line for line in lines if thinner.wants(line)])
-        else:
-            screen.print_due()
+            events = [(line, parse_event(line.text)) for line in lines]
+            for _, event in events:
+                if event is not None:
+                    seen.add(event)
+            screen.print([line for line, event in events if thinner.wants(event)])
+        screen.print_due()
         silent_seconds = time.monotonic() - last_line_time
         is_over = monitor.is_over(silent_seconds=silent_seconds)
         if is_over:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from cloudtrain.runs.log_lines import LogLine
     from cloudtrain.runs.status import Status
+    from cloudtrain_runtime.contract.events import Event
 
 _DRAW_SECONDS = 0.25
 _PROGRESS_SECONDS = 60.0
@@ -52,7 +53,7 @@ def open_screen(out: Console) -> Iterator[Screen]:
         auto_refresh=False,
         transient=True,
         redirect_stdout=False,
-        redirect_stderr=sys.stderr.isatty(),
+        redirect_stderr=is_terminal(sys.stderr),
     )
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -90,9 +91,8 @@ class EventThinner:
         self._seconds = seconds
         self._last: dict[str, float] = {}
 
-    def wants(self, line: LogLine) -> bool:
-        """Return whether to show a line."""
-        event = parse_event(line.text)
+    def wants(self, event: Event | None) -> bool:
+        """Return whether to show a line with this event, or with none."""
         if event is None or event["event"] not in _FREQUENT or event.get("time") is None:
             return True
         last = self._last.get(event["event"])

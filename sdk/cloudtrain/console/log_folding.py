@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cloudtrain.console.terminal import visible_part
+from cloudtrain.failure_rules.tracebacks import FRAME, LIBRARY
 from cloudtrain.runs.event_words import describe_event, word_event, word_line
-from cloudtrain.runs.log_lines import LogLine, split_rank
+from cloudtrain.runs.log_lines import RANK_FAILED, LogLine, split_rank
 from cloudtrain.support.notebook.summary import count, name_numbers
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.hosts import sort_hosts
@@ -35,12 +36,7 @@ _CHAIN = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line \d+')
 _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<name>[^/\\]+)")
-_STANDARD_LIBRARY = re.compile(r"[/\\]lib[/\\]python3\.\d+[/\\]")
-_LAUNCHER = re.compile(
-    r"rank (?P<rank>\d+) on (?P<host>\S+) \(local rank \d+\) failed: (?P<message>.*)"
-)
 _NOISE = "torch/distributed/run.py"
 _NOISY = "master_addr is only used for static rdzv_backend"
 """What torchrun prints in each run, and where, although it says nothing about the run."""
@@ -191,10 +187,11 @@ class LogFolder:
         """Return whether the launcher repeats the message of a traceback that was shown or named."""
         if not self._messages:
             return False
-        match = _LAUNCHER.fullmatch(text)
+        match = RANK_FAILED.match(text)
         if match is None:
             return False
-        return self._messages.get((match["host"], int(match["rank"]))) == match["message"]
+        rank = (match["host"], int(match["rank"]))
+        return self._messages.get(rank) == text[match.end() :]
 
     def _release_hosts(self) -> Iterator[ShownLine]:
         for text, hosts in self._hosts.items():
@@ -230,7 +227,7 @@ def fold_frames(lines: Sequence[str]) -> Iterator[str]:
     package = prefix = ""
     for text in lines:
         rest = split_rank(text)[1]
-        frame = _FRAME.match(rest)
+        frame = FRAME.match(rest)
         found = "" if frame is None else _package_of(frame["file"])
         if found:
             frames += 1
@@ -253,7 +250,7 @@ def _package_of(file: str) -> str:
     found = _PACKAGE.search(file)
     if found is not None:
         return found["name"].removesuffix(".py")
-    return "Python" if _STANDARD_LIBRARY.search(file) or file.startswith("<frozen ") else ""
+    return "Python" if LIBRARY.search(file) else ""
 
 
 def _name_hosts(hosts: Iterable[str]) -> str:

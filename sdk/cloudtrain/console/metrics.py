@@ -8,16 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import print_message
+from cloudtrain.console.cells import cell_count, cut_text
 from cloudtrain.console.facts import print_sentence
-from cloudtrain.console.tables import (
-    GAP,
-    Cell,
-    Column,
-    cell_count,
-    cut_text,
-    print_table,
-    run_cell,
-)
+from cloudtrain.console.tables import GAP, Cell, Column, print_table, run_cell
 from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.runs.event_words import describe_unmatched
 from cloudtrain.runs.main_metric import TRAINING_LOSS

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_message, progress_bar
+from cloudtrain.console.cells import cut_text
 from cloudtrain.console.facts import print_facts, print_sentence
-from cloudtrain.console.tables import Column, cut_text, print_table
+from cloudtrain.console.tables import Column, print_table
 from cloudtrain.console.terminal import is_terminal
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place

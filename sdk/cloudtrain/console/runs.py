@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cloudtrain.client.next_step import begin_again, run_to_continue, submit_again
 from cloudtrain.console import (
+    BOLD,
+    DIM,
     coloured,
     command_name,
     print_message,
@@ -29,7 +31,7 @@ from cloudtrain.console.status_fields import (
     step_row,
     warning_rows,
 )
-from cloudtrain.console.tables import Cell, Column, handle_of, print_table
+from cloudtrain.console.tables import Cell, Column, print_table
 from cloudtrain.console.tables import Row as TableRow
 from cloudtrain.console.terminal import is_terminal, unfiltered, visible_part
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
@@ -47,7 +49,7 @@ from cloudtrain.runs.status import (
 )
 from cloudtrain.support.backend_facts import place_name
 from cloudtrain.support.notebook.summary import Row, name_numbers
-from cloudtrain.support.run_id import job_of
+from cloudtrain.support.run_id import job_of, short_id
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_age, format_duration
 from cloudtrain_runtime.contract.hosts import sort_hosts
@@ -84,17 +86,17 @@ def print_submitted(run: Run, *, as_json: bool, is_followed: bool = False) -> No
 def _show_submitted(run: Run, *, is_followed: bool) -> None:
     """Print on a terminal what was started and how to come back to it."""
     called = command_name()
-    handle = handle_of(run.id)
-    shown = coloured(run.id.removesuffix(handle), "2") + coloured(handle, "1")
+    short = short_id(run.id)
+    shown = coloured(run.id.removesuffix(short), DIM) + coloured(short, BOLD)
     verb = "is running" if run.attached else "started"
     print(f"{shown} {verb} {place_name(run.backend)}")
     if run.attached:
         print("  it has the same request and code, so nothing was started; for another run: --new")
     if is_followed:
-        print(f"  Ctrl-C leaves it running; come back: {called} follow {handle}")
+        print(f"  Ctrl-C leaves it running; come back: {called} follow {short}")
         return
-    print(f"  follow  {called} follow {handle}")
-    print(f"  stop    {called} stop {handle}")
+    print(f"  follow  {called} follow {short}")
+    print(f"  stop    {called} stop {short}")
 
 
 def status_json(run: Run, status: Status) -> dict[str, Any]:
@@ -195,15 +197,22 @@ def explanation_rows(found: Explanation, reference: str, *, with_state: bool = T
     return rows
 
 
-def next_command(
+class NextStep(NamedTuple):
+    """What to type after a run has ended: what it does, and the words."""
+
+    kind: Literal["fix", "price", "continue", "read"]
+    text: str
+
+
+def next_step(
     status: Status,
     job: str | None,
     cause: Explanation | None = None,
     facts: Facts | None = None,
     *,
     name: Callable[[str], str] = str,
-) -> str:
-    """Return the next command after a run has ended.
+) -> NextStep:
+    """Return the next step after a run has ended.
 
     Args:
         status: How it ended.
@@ -214,20 +223,22 @@ def next_command(
         name: Returns the name of a run, from its reference or id, as the command has it.
     """
     facts = facts or {}
+    called = command_name()
     if cause is not None:
-        again = submit_again(status, cause, facts, job or "JOB", program=command_name(), name=name)
+        again = submit_again(status, cause, facts, job or "JOB", program=called, name=name)
         if again is not None:
             is_installed = cause.failure is not None and cause.failure.is_installed
             place = None if is_installed else cause.place
-            return f"fix {place or 'it'}, then: {again}"
+            return NextStep("fix", f"fix {place or 'it'}, then: {again}")
     if status.exit_code == 0 and not status.uses_account and job is not None:
-        return f"{command_name()} plan {job}   (the request and price of the same job on SageMaker)"
+        note = "   (the request and price of the same job on SageMaker)"
+        return NextStep("price", f"{called} plan {job}{note}")
     continued = run_to_continue(status, facts)
     if status.exit_code == 0 or continued is None:
-        return f"{command_name()} logs {name(status.reference)}"
+        return NextStep("read", f"{called} logs {name(status.reference)}")
     if continued != status.run:
-        return begin_again(name(status.reference), continued, program=command_name())
-    return f"{command_name()} resume {name(status.reference)}"
+        return NextStep("continue", begin_again(name(status.reference), continued, program=called))
+    return NextStep("continue", f"{called} resume {name(status.reference)}")
 
 
 def print_old_code_warning(run: Run) -> None:
@@ -245,7 +256,7 @@ def print_old_code_warning(run: Run) -> None:
         cause = explain_run(status, run.logs(), facts)
     except (CloudtrainError, OSError):
         return
-    name = handle_of if is_terminal(sys.stderr) else str
+    name = short_id if is_terminal(sys.stderr) else str
     again = submit_again(status, cause, facts, program=command_name(), name=name)
     if again is None:
         return
@@ -260,7 +271,7 @@ def format_log_line(line: LogLine) -> str | None:
     return None if worded is None else visible_part(worded)
 
 
-_COLOURS: Mapping[str, str] = {
+STATE_COLOURS: Mapping[str, str] = {
     State.SUCCEEDED: "32",
     State.FAILED: "1;31",
     State.STOPPED: "33",
@@ -301,7 +312,7 @@ def print_runs(runs: Sequence[Status], *, is_filtered: bool, with_ids: bool = Fa
     now = datetime.now(UTC)
     several = len({status.backend for status in runs}) > 1
     rows = [_row(status, now, with_ids=with_ids, with_place=several) for status in runs]
-    print_table(_RUN_COLUMNS, rows, colours=_COLOURS)
+    print_table(_RUN_COLUMNS, rows, colours=STATE_COLOURS)
 
 
 def _row(status: Status, now: datetime, *, with_ids: bool, with_place: bool) -> TableRow:
@@ -317,9 +328,9 @@ def _row(status: Status, now: datetime, *, with_ids: bool, with_place: bool) -> 
         metric = as_one_line(f"{name} {describe_metric(metrics[name])}")
     took = run_seconds(status, now.timestamp())
     result = describe_result(status, now.timestamp())
-    handle = handle_of(status.run)
+    short = short_id(status.run)
     return (
-        Cell(status.reference) if with_ids else Cell(status.reference, shown=handle, colour="1"),
+        Cell(status.reference) if with_ids else Cell(status.reference, shown=short, colour=BOLD),
         job_of(status.run),
         status.backend if with_place else "",
         str(status.state),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudtrain.console.tables import CUT, cell_count
+from cloudtrain.console import RED, coloured
+from cloudtrain.console.cells import CUT, cell_count
 from cloudtrain.console.terminal import columns_of, is_terminal
 from cloudtrain.errors import Problem
 from cloudtrain.secrets.values import (
@@ -20,7 +20,6 @@ from cloudtrain.secrets.values import (
 )
 from cloudtrain_runtime.contract.redaction import redact
 
-_RED = "31"
 _MAX_BYTES = 1_000_000
 _LEAST_ROOM = 20
 _MOST_EXCERPTS = 10
@@ -135,7 +134,7 @@ def _draw(line: str, number: int, column: int, suffix: str) -> list[str]:
     blank = " " * cell_count(shown.text[: shown.start])
     carets = "^" * max(1, cell_count(shown.text[shown.start : shown.end]))
     empty = " " * (len(gutter) - len("| ")) + "| "
-    return [f"{gutter}{shown.text}", f"{empty}{blank}{_in_red(carets)}"]
+    return [f"{gutter}{shown.text}", f"{empty}{blank}{coloured(carets, RED, sys.stderr)}"]
 
 
 def _may_be_secret(lines: list[str], number: int) -> bool:
@@ -172,10 +171,6 @@ def _has_secret(line: str) -> bool:
         is_secret_variable(name, value) or is_secret_argument(name.lstrip("-"), value)
         for name, value in _PAIR.findall(line)
     )
-
-
-def _in_red(text: str) -> str:
-    return text if os.environ.get("NO_COLOR") else f"\x1b[{_RED}m{text}\x1b[0m"
 
 
 def _end_of_token(line: str, start: int, suffix: str) -> int:

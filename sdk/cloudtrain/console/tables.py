@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from cloudtrain.console import coloured, column_lines
+from cloudtrain.console import BOLD, DIM, coloured, column_lines
+from cloudtrain.console.cells import cell_count, cut_text
 from cloudtrain.console.terminal import strip_escapes, terminal_width
+from cloudtrain.support.run_id import short_id
 
 GAP = 2
 """Cells between two columns."""
-_HEADER_COLOUR = "1"
-_DIM = "2"
-CUT = "…"
-"""Stands for the rest of a text that was cut."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,11 @@ class Cell:
     Attributes:
         text: The text in a pipe.
         shown: The text on a terminal, if it is another one.
-        rest: What follows it on a terminal, dim.
         colour: Its colour (an ANSI code) on a terminal.
     """
 
     text: str
     shown: str | None = None
-    rest: str = ""
     colour: str = ""
 
 
@@ -66,12 +61,7 @@ Row = Sequence[str | Cell]
 
 def run_cell(reference: str) -> Cell:
     """Return a cell of a run: its reference or id in a pipe, and on a terminal its last six characters."""
-    return Cell(reference, shown=handle_of(reference))
-
-
-def handle_of(run: str) -> str:
-    """Return the last six characters of a run's id or reference, by which every command finds the run."""
-    return run[-6:]
+    return Cell(reference, shown=short_id(reference))
 
 
 def print_table(
@@ -120,7 +110,7 @@ def table_lines(
         room = _width(column, cells, has_header=has_header)
         block = [_paint(cell, room, column, colours or {}) for cell in cells]
         if has_header:
-            header = Cell(_title(column), colour=_HEADER_COLOUR)
+            header = Cell(_title(column), colour=BOLD)
             block.insert(0, _paint(header, room, column, {}))
         blocks.append(block)
     gap = " " * GAP
@@ -216,18 +206,12 @@ def _as_cell(cell: str | Cell) -> Cell:
 
 def _visible(cell: Cell) -> str:
     """Return what a terminal shows of a cell."""
-    return (cell.text if cell.shown is None else cell.shown) + cell.rest
+    return cell.text if cell.shown is None else cell.shown
 
 
 def _one_line(cell: Cell) -> Cell:
     """Return a terminal's cell without line breaks and escape sequences, which would move the columns after it."""
-    shown = cell.text if cell.shown is None else cell.shown
-    return Cell(
-        cell.text,
-        shown=_plain(shown),
-        rest=_plain(cell.rest) if cell.rest else "",
-        colour=cell.colour,
-    )
+    return replace(cell, shown=_plain(_visible(cell)))
 
 
 def _plain(text: str) -> str:
@@ -238,54 +222,15 @@ def _plain(text: str) -> str:
 
 def _cut(cell: Cell, room: int) -> Cell:
     """Return a cell cut at its end to a number of cells."""
-    visible = _visible(cell)
-    kept = cut_text(visible, room)
-    if kept == visible:
-        return cell
-    shown = cell.text if cell.shown is None else cell.shown
-    return Cell(cell.text, shown=kept[: len(shown)], rest=kept[len(shown) :], colour=cell.colour)
-
-
-def cut_text(text: str, room: int) -> str:
-    """Return a text cut at its end with `…` to a number of a terminal's cells."""
-    if cell_count(text) <= room:
-        return text
-    kept = ""
-    used = 0
-    for character in text:
-        used += cell_count(character)
-        if used > room - 1:
-            break
-        kept += character
-    return kept.rstrip() + CUT
-
-
-def cell_count(text: str) -> int:
-    """Return the cells of a terminal that a text takes: wide characters take two, combining ones none."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_cells_of, text))
-
-
-def pad(text: str, cells: int) -> str:
-    """Return a text with spaces behind it, up to a number of a terminal's cells."""
-    return text + " " * (cells - cell_count(text))
-
-
-def _cells_of(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+    return replace(cell, shown=cut_text(_visible(cell), room))
 
 
 def _paint(cell: Cell, room: int, column: Column, colours: Mapping[str, str]) -> str:
     """Return a terminal's cell with its colours, filled with spaces to the width of its column."""
-    shown = cell.text if cell.shown is None else cell.shown
+    shown = _visible(cell)
     colour = cell.colour or colours.get(cell.text, "")
     if column.is_dim and not colour:
-        colour = _DIM
-    spaces = " " * (room - cell_count(shown + cell.rest))
+        colour = DIM
+    spaces = " " * (room - cell_count(shown))
     painted = coloured(shown, colour) if colour and shown else shown
-    if cell.rest:
-        painted += coloured(cell.rest, _DIM)
     return spaces + painted if column.is_number else painted + spaces

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
+from cloudtrain.console import CYAN, DIM, coloured, print_message
+from cloudtrain.console.cells import CUT
 from cloudtrain.console.terminal import (
     CHANGING_LINE,
     behind_filter,
@@ -40,8 +42,6 @@ LINE_SECONDS = 60.0
 _TICK_SECONDS = 0.1
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _ASCII_FRAMES = "|/-\\"
-_CYAN = "36"
-_DIM = "2"
 
 _waits: list[Waiting] = []
 """The waits of this process. The last one is shown."""
@@ -73,7 +73,6 @@ class Waiting:
     def __enter__(self) -> Self:
         self._stream = behind_filter(sys.stderr)
         self._is_live = is_terminal(self._stream)
-        self._uses_colours = not os.environ.get("NO_COLOR")
         self._announce()
         _waits.append(self)
         self._thread = threading.Thread(target=self._tick_until_end, daemon=True)
@@ -131,11 +130,11 @@ class Waiting:
 
     def _announce(self) -> None:
         if self._is_long and not self._is_live:
-            _write(self._text)
+            print_message(self._text)
 
     def _leave_line(self) -> None:
         if self._ending and self.seconds >= LONG_SECONDS:
-            _write(f"{self._ending} in {format_duration(round(self.seconds))}")
+            print_message(f"{self._ending} in {format_duration(round(self.seconds))}")
 
     def _tick_until_end(self) -> None:
         while not self._ended.wait(_TICK_SECONDS):
@@ -155,7 +154,7 @@ class Waiting:
         if not self._is_live:
             if now - max(self._last_line, self._began) >= LINE_SECONDS:
                 self._last_line = now
-                _write(
+                print_message(
                     f"{_joined(self._text, self._detail)}: {format_duration(round(self.seconds))}"
                 )
             return
@@ -168,9 +167,11 @@ class Waiting:
         # The first import of rich takes a tenth of a second, which a short command does not have.
         from rich.cells import cell_len, set_cell_size
 
-        frames, mark = _FRAMES, "…"
+        frames = _FRAMES
+        mark = CUT
         if not can_show(frames, self._stream):
-            frames, mark = _ASCII_FRAMES, "..."
+            frames = _ASCII_FRAMES
+            mark = "..."
         self._frame = (self._frame + 1) % len(frames)
         frame = frames[self._frame]
         elapsed = format_duration(int(self.seconds))
@@ -179,12 +180,8 @@ class Waiting:
         room = max(0, columns_of(self._stream) - 1 - len(f"{frame}   {elapsed}"))
         if cell_len(text) > room:
             text = set_cell_size(text, max(0, room - len(mark))) + mark
-        return f"{self._coloured(frame, _CYAN)} {text}  {self._coloured(elapsed, _DIM)}"
-
-    def _coloured(self, text: str, colour: str) -> str:
-        if not self._uses_colours:
-            return text
-        return f"\x1b[{colour}m{text}\x1b[0m"
+        shown = coloured(frame, CYAN, self._stream)
+        return f"{shown} {text}  {coloured(elapsed, DIM, self._stream)}"
 
 
 @contextmanager
@@ -223,12 +220,6 @@ def all_hidden() -> Iterator[None]:
         return
     with _waits[-1].hidden():
         yield
-
-
-def _write(text: str) -> None:
-    from cloudtrain.console import print_message
-
-    print_message(text)
 
 
 def _joined(text: str, detail: str) -> str:

@@ -24,7 +24,7 @@ from cloudtrain.failure_rules.rules import (
 from cloudtrain.failure_rules.rules.base import here, in_account
 from cloudtrain.failure_rules.tracebacks import parse_exception
 from cloudtrain.runs.early_end import OUTSIDE_STOP
-from cloudtrain.runs.log_lines import LogLine
+from cloudtrain.runs.log_lines import RANK_FAILED, LogLine
 from cloudtrain.runs.status import UNSTORED, State, Status
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
@@ -47,7 +47,6 @@ _READ_LOGS = (
 )
 _BARE_TYPE = re.compile(r"[\w.]+:")
 _NAMED_RANK = re.compile(r"\brank (?P<rank>\d+) on (?P<host>\S+) ")
-_LAUNCHER_PREFIX = re.compile(r"^rank \d+ on \S+ \(local rank \d+\) failed: ")
 
 
 @dataclass(frozen=True)
@@ -240,7 +239,7 @@ def _reason_lines(reason: str) -> Iterator[str]:
     has_frames = any(line.startswith("  File ") for line in lines)
     for line in lines:
         text = re.sub(r'^\s*ErrorMessage "+', "", line).rstrip('"')
-        message = _LAUNCHER_PREFIX.sub("", text)
+        message = RANK_FAILED.sub("", text)
         if message != text:
             yield text
         is_exception = parse_exception(message) is not None and not message.startswith(

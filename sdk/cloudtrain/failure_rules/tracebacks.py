@@ -6,13 +6,11 @@ import dataclasses
 import re
 from dataclasses import dataclass, field
 
+from cloudtrain.runs.log_lines import RANK_FAILED
 from cloudtrain.support.container_paths import CODE_PREFIX
 
 _HEADER = re.compile(r"^(?:Original )?Traceback \(most recent call last\):")
-_LAUNCHER_HEADER = re.compile(r"^rank (?P<rank>\d+) on \S+ \(local rank \d+\) failed: ")
-"""Head of the last message of cloudtrain_runtime.launcher.agent; the end of the rank's traceback follows."""
-
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _NAME = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
 _EXCEPTION = re.compile(
     rf"^(?P<type>{_NAME}(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Iteration|Invalid|NotFound|Warning|ErrorGroup))"
@@ -20,7 +18,7 @@ _EXCEPTION = re.compile(
 )
 _ANY_EXCEPTION = re.compile(rf"^{_NAME}(?:: |$)")
 _CARET = re.compile(r"^\s+[~^]+\s*$")
-_LIBRARY = re.compile(
+LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3[\d.]*/|<frozen |<string>|/cloudtrain_runtime/|cloudtrain_worker\.py"
     r"|/bin/torchrun|multiprocessing/spawn\.py"
     # code of a model that transformers has fetched from the Hub
@@ -52,7 +50,7 @@ class Frame:
     def is_user_code(self) -> bool:
         """Whether it is in the job's code, not in a library, the interpreter or the runtime."""
         is_command = _COMMAND.search(self.file) is not None and self.code.startswith("sys.exit(")
-        return _LIBRARY.search(self.file) is None and not is_command
+        return LIBRARY.search(self.file) is None and not is_command
 
     @property
     def place(self) -> str:
@@ -122,7 +120,7 @@ class OpenTraceback:
 
     def add_line(self, text: str) -> RaisedException | bool:
         """Read a line; return the exception that ends the traceback, or whether the line belongs to it."""
-        if (match := _FRAME.match(text)) is not None:
+        if (match := FRAME.match(text)) is not None:
             frame = Frame(match["file"], int(match["line"]), match["function"] or "")
             # The frames of several ranks are the same.
             if self.open_count == 1 or not self._has(frame):
@@ -159,7 +157,7 @@ def open_traceback(text: str) -> OpenTraceback | None:
     # After a progress bar, or after the words of a logger.
     if text.endswith(HEAD_AT_END):
         return OpenTraceback()
-    if text.startswith("rank ") and (match := _LAUNCHER_HEADER.match(text)):
+    if text.startswith("rank ") and (match := RANK_FAILED.match(text)):
         return OpenTraceback(rank=int(match["rank"]))
     return None
 

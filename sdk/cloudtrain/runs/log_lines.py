@@ -63,6 +63,10 @@ _RANK_PREFIX = re.compile(
 """Prefixes with the rank of a line, by the program that adds them."""
 
 
+RANK_FAILED = re.compile(r"^rank (?P<rank>\d+) on (?P<host>\S+) \(local rank \d+\) failed: ")
+"""Begins the launcher's line about a rank that has failed; its exception follows."""
+
+
 def find_rank(text: str) -> int | None:
     """Return the rank that printed a line, or None if it is unknown. Of a progress bar it is that of the last state.
 

@@ -27,6 +27,11 @@ def is_run_id(text: str) -> bool:
     return len(text) <= RUN_ID_CHARACTERS and is_id is not None
 
 
+def short_id(run: str) -> str:
+    """Return the last six characters of a run's id or reference, by which every command finds the run."""
+    return run[-6:]
+
+
 def job_of(run: str) -> str:
     """Return the job's name in a run id; of a trial, that of its tuning job without digest and number."""
     trial = None if _RUN_ID.fullmatch(run) else _TRIAL_ID.fullmatch(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.client.observer import Observer
 from cloudtrain.console import coloured, command_name, print_checks, print_message
+from cloudtrain.console.cells import wrapped
 from cloudtrain.console.terminal import can_show, columns_of, is_terminal, strip_escapes
 from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
@@ -110,13 +110,13 @@ def rehearsal_observer() -> Iterator[RehearsalObserver]:
 def check_lines(check: Check, seconds: float) -> list[str]:
     """Return the lines of a check for a terminal: sign, name, time, and the details below each other."""
     word = PROOF_WORDS[check.result]
-    sign = coloured(_sign(word), _VERDICTS[word])
+    sign = coloured(_sign(word), _VERDICTS[word], sys.stderr)
     took = ""
     if seconds >= 1:
         took = format_duration(round(seconds))
     indent = " " * (len(_sign(word)) + _NAME_COLUMNS + _TIME_COLUMNS + 4)
     room = max(20, columns_of(sys.stderr) - len(indent))
-    first, *rest = textwrap.wrap(strip_escapes(check.detail), room) or [""]
+    first, *rest = wrapped(strip_escapes(check.detail), room)
     beginning = f"{sign} {check.name:<{_NAME_COLUMNS}} {took:>{_TIME_COLUMNS}}"
     return [f"{beginning}  {first}".rstrip(), *(f"{indent}{line}" for line in rest)]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.console import (
+    DIM,
     coloured,
     column_lines,
     command_name,
@@ -20,8 +21,9 @@ from cloudtrain.console import (
     print_row,
     print_text,
 )
+from cloudtrain.console.cells import cell_count
 from cloudtrain.console.facts import print_sentence
-from cloudtrain.console.tables import GAP, Cell, Column, cell_count, print_table
+from cloudtrain.console.tables import GAP, Cell, Column, print_table
 from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.errors import SettingsError
 
@@ -97,10 +99,7 @@ def _print_settings(rows: Sequence[tuple[str, str, str]]) -> None:
     for name, value, source in rows:
         print(f"{name:<{indent}}{value}")
         if source and source != _DEFAULT:
-            print(coloured(f"{'':<{indent}}{source}", _DIM))
-
-
-_DIM = "2"
+            print(coloured(f"{'':<{indent}}{source}", DIM))
 
 
 def _place(origin: Origin) -> str:

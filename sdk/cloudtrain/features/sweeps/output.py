@@ -6,9 +6,10 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import command_name, print_json, print_message
+from cloudtrain.console import YELLOW, command_name, print_json, print_message
 from cloudtrain.console.facts import print_facts, print_sentence
-from cloudtrain.console.tables import Cell, Column, handle_of, print_table, table_lines
+from cloudtrain.console.runs import STATE_COLOURS
+from cloudtrain.console.tables import Cell, Column, print_table, table_lines
 from cloudtrain.console.terminal import is_terminal, unfiltered
 from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.features.sweeps.results import (
@@ -20,6 +21,7 @@ from cloudtrain.features.sweeps.results import (
 )
 from cloudtrain.support.backend_facts import backend_option
 from cloudtrain.support.notebook.summary import Row, printable
+from cloudtrain.support.run_id import short_id
 from cloudtrain.support.units import format_number, format_plain_number, format_usd
 
 if TYPE_CHECKING:
@@ -29,14 +31,7 @@ if TYPE_CHECKING:
     from cloudtrain.features.sweeps.stored_sweep import StoredSweep
     from cloudtrain.features.sweeps.trial import Trial
 
-_COLOURS = {
-    "SUCCEEDED": "32",
-    "FAILED": "1;31",
-    "REFUSED": "33",
-    "STOPPED": "33",
-    "RUNNING": "36",
-    "*": "32",
-}
+_COLOURS = {**STATE_COLOURS, "REFUSED": YELLOW, "*": "32"}
 
 
 def print_sweep_plan(plan: SweepPlan) -> None:
@@ -124,7 +119,7 @@ def print_trial(sweep: str, trial: Trial) -> None:
     rows += [("cost", f"{format_usd(trial.settled_usd)}")] if trial.settled_usd else []
     print_facts([(name, printable(value)) for name, value in rows])
     if runs:
-        run = handle_of(runs[-1]) if is_terminal() else runs[-1]
+        run = short_id(runs[-1]) if is_terminal() else runs[-1]
         print_message(f"next: {command_name()} status {run}, {command_name()} logs {run}")
 
 
@@ -234,7 +229,7 @@ def _rows(status: SweepStatus) -> list[list[str | Cell]]:
                 *fields,
                 length,
                 values,
-                Cell(run, shown=handle_of(trial.run)),
+                Cell(run, shown=short_id(trial.run)),
                 printable(trial.reason),
             ]
         )
