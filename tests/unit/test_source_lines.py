@@ -222,6 +222,10 @@ def test_a_line_after_the_section_of_a_secret_is_shown(show: Show, file: Path) -
             "[{name: DB_PASSWORD, value: hunter2hunter2}]",
             "[{'name': 'DB_PASSWORD', 'value': '***'}]; write env: {DB_PASSWORD: ***}",
         ),
+        (
+            "[{value: hunter2hunter2, name: DB_PASSWORD}]",
+            "[{'value': '***', 'name': 'DB_PASSWORD'}]; write env: {DB_PASSWORD: ***}",
+        ),
         ("[PORT=8000]", "['PORT=8000']; write env: {PORT: 8000}"),
     ],
 )

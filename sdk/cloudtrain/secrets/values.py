@@ -34,6 +34,7 @@ _WORD_OF_SECRET = re.compile(
     # In the middle of a name such as `wandbKey`, but not in `monkey`.
     r"|(?<=[a-z])(?:Key|Pass|Pwd)(?![a-z])"
 )
+"""Words in names of secrets. They are in other names, too: this only decides which lines are shown to their user."""
 _NAME_AND_VALUE = ({"name", "value"}, {"key", "value"})
 _ASSIGNMENT = re.compile(r"(?<![\w-])([\w-]+)(\s*[=:]\s*|\s+)([^\s,]+)")
 
@@ -56,12 +57,15 @@ def mask_secrets(value: Any, name: str = "") -> Any:
         name: The name of the value; all that it has is a secret if its name is one.
     """
     if isinstance(value, dict):
-        if {str(key).lower() for key in value} in _NAME_AND_VALUE:
-            # `{name: DB_PASSWORD, value: VALUE}`
-            first, second = value.values()
-            own = _name_below(name, str(first))
-            return dict(zip(value, (first, mask_secrets(second, own)), strict=True))
-        return {key: mask_secrets(each, _name_below(name, str(key))) for key, each in value.items()}
+        names = {key: str(key) for key in value}
+        labels = {label.lower(): key for key, label in names.items()}
+        if set(labels) in _NAME_AND_VALUE:
+            # `{name: DB_PASSWORD, value: VALUE}`, in any order
+            label = value[labels.get("name", labels.get("key"))]
+            names[labels["value"]] = str(label)
+        return {
+            key: mask_secrets(each, _name_below(name, names[key])) for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
         texts = [each if isinstance(each, str) else "" for each in value]
         # `[--password, VALUE]`

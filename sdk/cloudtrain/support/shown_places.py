@@ -21,5 +21,7 @@ def shown_place(place: str) -> str:
     except OSError:
         # The working directory has been deleted.
         return path
+    if path == here:
+        return "."
     below = here.rstrip(os.sep) + os.sep
     return path.removeprefix(below)

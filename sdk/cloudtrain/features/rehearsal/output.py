@@ -12,6 +12,7 @@ from cloudtrain.client.observer import Observer
 from cloudtrain.console import coloured, command_name, print_checks, print_message
 from cloudtrain.console.cells import wrapped
 from cloudtrain.console.terminal import can_show, columns_of, is_terminal, strip_escapes
+from cloudtrain.console.waiting import LONG_SECONDS, waiting
 from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
 from cloudtrain.support.units import format_duration
@@ -23,8 +24,6 @@ _VERDICTS = {"proven": "32", "failed": "1;31", "unknown": "33"}
 _SIGNS = {"proven": "✓", "failed": "✗", "unknown": "?"}
 _NAME_COLUMNS = 9
 _TIME_COLUMNS = 6
-LONG_SECONDS = 5.0
-"""Time after which a phase without a check leaves a line."""
 
 
 class RehearsalObserver(Observer):
@@ -100,8 +99,6 @@ class _TerminalObserver(RehearsalObserver):
 @contextmanager
 def rehearsal_observer() -> Iterator[RehearsalObserver]:
     """Return what shows a rehearsal on standard error."""
-    from cloudtrain.console.waiting import waiting
-
     is_live = is_terminal(sys.stderr)
     with waiting("planning the rehearsal") as wait:
         yield _TerminalObserver(wait) if is_live else RehearsalObserver(wait)

@@ -26,6 +26,7 @@ from cloudtrain.console.facts import print_sentence
 from cloudtrain.console.tables import GAP, Cell, Column, print_table
 from cloudtrain.console.terminal import is_terminal, terminal_width
 from cloudtrain.errors import SettingsError
+from cloudtrain.support.shown_places import shown_place
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates
@@ -296,13 +297,13 @@ def print_new_job(folder: Path, files: Sequence[str], *, needs_install: bool) ->
         needs_install: Whether this machine lacks a package of the job.
     """
     if is_terminal():
-        place = "" if folder == Path() else f" in {shorten_path(folder)}/"
+        place = "" if folder == Path() else f" in {shown_place(str(folder))}/"
         print_sentence(f"created{place}: {', '.join(files)}")
         print_message("")
     else:
         for name in files:
             print_text(str(folder / name))
-    job = shlex.quote(shorten_path(folder / "job.yaml"))
+    job = shlex.quote(shown_place(str(folder / "job.yaml")))
     install = " --install" if needs_install else ""
     called = command_name()
     steps = (
@@ -313,9 +314,3 @@ def print_new_job(folder: Path, files: Sequence[str], *, needs_install: bool) ->
     width = max(len(words) for words, _ in steps)
     for words, command in steps:
         print_message(f"{words:<{width}}  {command}")
-
-
-def shorten_path(path: Path) -> str:
-    """Return a path below the working folder as a relative one."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
