@@ -30,6 +30,7 @@ from support.jobs import (
 from support.plans import CODE, NOW, SETTINGS, TASK_JOB, WriteJob
 from support.sizes import tries
 from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
+from support.surroundings import OF_PYTHON, OF_THE_TERMINAL
 
 from cloudtrain.backends.sagemaker.target import SageMakerTarget
 from cloudtrain.catalog import bundled_prices
@@ -90,7 +91,8 @@ if not keeps_calls:
 for name in list(os.environ):
     is_account = name.startswith("AWS_") and name != "AWS_EC2_METADATA_DISABLED"
     is_setting = name.startswith("CLOUDTRAIN_") and name not in of_tests
-    if is_account or is_setting:
+    # CI and a terminal say the same to every test: a test that needs one of these sets it.
+    if is_account or is_setting or name in (*OF_THE_TERMINAL, *OF_PYTHON):
         del os.environ[name]
 runpy.run_path(str(GUARD / "sitecustomize.py"))
 share_models()

@@ -13,10 +13,9 @@ WriteJob = Callable[..., Path]
 @pytest.mark.parametrize("words", ["validate", "plan", "submit --local", "rehearse"])
 def test_a_problem_is_shown_with_its_line(words: str, job: WriteJob) -> None:
     path = job("name: demo\ncode: {task: 'mine:Mine'}\ntrain:\n  epochs: three\n", mine_py="")
-    environment = {name: value for name, value in os.environ.items() if name != "CI"}
     name, *options = words.split()
     terminal = Terminal(
-        [str(command()), name, str(path), *options], {**environment, "TERM": "xterm"}, 200
+        [str(command()), name, str(path), *options], {**os.environ, "TERM": "xterm"}, 200
     )
     assert terminal.end() == 2
     assert "  4 |   epochs: three    |           ^^^^^" in terminal.text

@@ -114,7 +114,6 @@ def session(tmp_path: Path) -> Callable[[list[str]], list[str]]:
                 lines += ["cd ../../../.."]
         script = "\n".join(lines)
         environ = {**os.environ, "PATH": path, **pip}
-        environ.pop("CI", None)
         program = ["/usr/bin/env", "-C", str(folder), "bash", "-c", script]
         terminal = Terminal(program, {**environ, "TERM": "xterm-256color"}, columns=100)
         code = terminal.end()

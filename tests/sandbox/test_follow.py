@@ -229,7 +229,6 @@ def test_ctrl_c_restores_the_terminal_and_detaches(
         "CLOUDTRAIN_TRANSPORT": "boto3",
         "TERM": "xterm-256color",
     }
-    environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
     terminal = Terminal(arguments, environment, columns)
     until(lambda: terminal.shows("RUNNING ") and terminal.shows("checkpoint"))
@@ -261,7 +260,6 @@ def test_no_color_disables_colours(sandbox: Served, write: WriteJob) -> None:
         "CLOUDTRAIN_TRANSPORT": "boto3",
         "TERM": "xterm-256color",
     }
-    environment.pop("CI", None)
     arguments = [str(command()), "submit", str(write()), "--skip-check", "--follow"]
     written = {}
     for name, more in (("plain", {"NO_COLOR": "1"}), ("coloured", {})):

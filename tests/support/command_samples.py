@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.screen import Screen
+from support.surroundings import OF_THE_TERMINAL
 
 SAMPLES = Path(__file__).parents[2] / "docs" / "reference" / "samples"
 _COLUMNS = 80
@@ -136,7 +137,7 @@ def _environment(home: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("CLOUDTRAIN_", "AWS_")) and name not in ("CI", "NO_COLOR")
+        if not name.startswith(("CLOUDTRAIN_", "AWS_")) and name not in OF_THE_TERMINAL
     }
     return {
         **kept,

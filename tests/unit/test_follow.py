@@ -282,7 +282,6 @@ def test_the_panel_needs_an_interactive_terminal(
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("CI", raising=False)
     assert is_live(Console(file=Terminal()))
     assert not is_live(Console(file=io.StringIO(), force_terminal=True))
     monkeypatch.setenv(name, "1")

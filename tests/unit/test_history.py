@@ -238,7 +238,6 @@ def test_a_terminal_gets_what_fits(
 ) -> None:
     events = [*EVENTS[:3], *steps(*((step, 1.0) for step in range(11, 200)))]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LINES", "12")

@@ -149,7 +149,6 @@ def test_hosts_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) 
 
     assert host_prefixes()("algo-1") == "algo-1"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     prefix = host_prefixes()
     first, second = prefix("algo-1"), prefix("algo-2")

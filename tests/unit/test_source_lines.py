@@ -29,7 +29,6 @@ def show(monkeypatch: pytest.MonkeyPatch, columns: int) -> Show:
     """Return a function that prints an error on a terminal and returns the lines without colours."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("CI", raising=False)
     # The files of these tests are newer than the process.
     monkeypatch.setattr(console, "_STARTED", time.time() + 60)
 

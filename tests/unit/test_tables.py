@@ -138,9 +138,11 @@ def test_numbers_have_four_significant_digits(value: float, text: str) -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_fits_a_terminal(name: str, columns: int) -> None:
-    unset = ("CI", "JPY_PARENT_PID", "NO_COLOR", "COLUMNS")
-    environment = {key: value for key, value in os.environ.items() if key not in unset}
-    environment |= {"TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY / "tests")}
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "PYTHONPATH": str(REPOSITORY / "tests"),
+    }
     program = [sys.executable, "-m", "support.printed_tables", name]
     terminal = Terminal(program, environment, columns)
     assert terminal.end() == 0, terminal.text

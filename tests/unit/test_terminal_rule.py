@@ -33,8 +33,6 @@ class Screen(io.StringIO):
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
     """A terminal of 40 columns."""
     found = Screen()
-    for name in ("CI", "JPY_PARENT_PID", "NO_COLOR"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "40")
     return found

@@ -79,8 +79,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """A terminal on which lines appear at once."""
     found = Recorded()
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(waiting, "DELAY_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(terminal, "CHANGING_LINE", terminal.ChangingLine())
@@ -263,7 +261,6 @@ except KeyboardInterrupt:
 def test_ctrl_c_removes_the_line() -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm"}
-    environ.pop("CI", None)
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stderr=theirs, env=environ)
     os.close(theirs)
     shown = b""
