@@ -114,7 +114,8 @@ def main(arguments: list[str]) -> None:
         "state": dataclasses.asdict(state),
         "activations": [dataclasses.asdict(each) for each in activations],
     }
-    print(dump_json(answer), file=output)
+    # At once: the exit that skips the shutdown flushes sys.stdout, which is another stream now.
+    print(dump_json(answer), file=output, flush=True)
 
 
 def measure_state(task: Task, train: TrainConfig, place: Context, world_size: int) -> StateBytes:

@@ -49,7 +49,8 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
-    print(redact(dump_json(content, indent=2, default=str)))
+    # At once: `dashboard --json` goes on after its answer, and the reader of a pipe waits for it.
+    print(redact(dump_json(content, indent=2, default=str)), flush=True)
 
 
 def print_json_line(content: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ def print_answer(
 
 def print_text(text: str) -> None:
     """Print text to standard output; add a newline if it lacks one."""
-    print(text, end="" if text.endswith("\n") else "\n")
+    print(text, end="" if text.endswith("\n") else "\n", flush=True)
 
 
 def print_message(text: str, *, wraps: bool = True) -> None:

@@ -189,6 +189,7 @@ def _print_lines(out: Console, lines: list[str]) -> None:
     """Print lines that are not wrapped, so that paths can be copied."""
     for line in lines:
         print(strip_unsafe_escapes(line), file=out.file)
+    out.file.flush()
 
 
 def _facts(run: Run) -> Facts:
