@@ -1,6 +1,6 @@
-"""A folder of runs that an earlier version of cloudtrain has written is read, and its runs are resumed.
+"""A folder of runs that a preview of cloudtrain 0.1.0 has written is read, and its runs are resumed.
 
-`recorded/home-0.1.tar.xz` holds runs of all final states, a run of the sandbox, and a sweep, without the containers'
+`written_by/preview-0.1/home.tar.xz` holds runs of all final states, a run of the sandbox, and a sweep, without the containers'
 copies of the code. It is never written again: a version that cannot read it breaks what users have on their disks.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli
 
-ARCHIVE = Path(__file__).parents[1] / "recorded" / "home-0.1.tar.xz"
+ARCHIVE = Path(__file__).parents[1] / "written_by" / "preview-0.1" / "home.tar.xz"
 SUCCEEDED = "small-261129-020211-6bedb5"
 FAILED = "small-261129-020226-3baabb"
 STOPPED = "small-261129-020302-6004c8"

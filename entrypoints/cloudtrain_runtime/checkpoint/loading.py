@@ -25,7 +25,7 @@ from cloudtrain_runtime.checkpoint.training_state import (
 )
 from cloudtrain_runtime.contract import MODEL_FILE, CheckpointConfig
 from cloudtrain_runtime.contract.manifest import step_of_folder_name
-from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED
+from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, UNREADABLE
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -172,8 +172,16 @@ def _newest_complete(
     """Return the newest complete checkpoint of a run (empty for any) and a step (None for any), or None.
 
     `records` are sorted, oldest first.
+
+    Raises:
+        CheckpointError: A newer one is of a newer cloudtrain: an older one would lose the steps since.
     """
     for each in reversed(records):
+        is_meant = run in ("", each.run) and step in (None, each.step)
+        if each.state == UNREADABLE and is_meant:
+            raise CheckpointError(
+                f"{each.uri} cannot be read: {each.why}; to start from the beginning: checkpoint.resume=never"
+            )
         if each.is_complete and each.may_belong_to(run) and step in (None, each.step):
             return each
     return None

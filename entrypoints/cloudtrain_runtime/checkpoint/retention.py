@@ -8,7 +8,7 @@ from typing import Any
 from cloudtrain_runtime.checkpoint.listing import list_checkpoints
 from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.contract.manifest import best_steps
-from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, oldest_kept
+from cloudtrain_runtime.contract.saved_checkpoint import DAMAGED, UNREADABLE, oldest_kept
 
 
 def expired_folders(
@@ -19,7 +19,7 @@ def expired_folders(
     Only folders that this run wrote are returned: another run's checkpoints are that run's to delete. Checkpoints newer
     than `step`, which was just saved with `state`, are ignored. Kept are:
 
-    - damaged checkpoints, which may be all that is left of a run;
+    - damaged and unreadable checkpoints, which may be all that is left of a run;
     - the checkpoint with the best weights, or with the next best when that one could not be saved.
     """
     records = [
@@ -35,7 +35,7 @@ def expired_folders(
     return [
         record.name
         for record in records
-        if record.state != DAMAGED
+        if record.state not in (DAMAGED, UNREADABLE)
         and record.step < oldest
         and not (record.is_complete and record.step in best)
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
+from cloudtrain_runtime.contract.format_version import NewerFormatError
 from cloudtrain_runtime.contract.json_checks import normalise
 from cloudtrain_runtime.contract.manifest import (
     DAMAGED_FILE,
@@ -18,6 +19,7 @@ from cloudtrain_runtime.contract.saved_checkpoint import (
     COMPLETE,
     DAMAGED,
     UNFINISHED,
+    UNREADABLE,
     age_order,
 )
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -42,7 +44,7 @@ class Judgement:
 
     Attributes:
         manifest: Its manifest; None if there is no readable one.
-        state: `complete`, `unfinished` or `damaged`.
+        state: `complete`, `unfinished`, `damaged`, or `unreadable` if a newer cloudtrain has written it.
         why: Why it is not complete; otherwise empty.
     """
 
@@ -72,6 +74,8 @@ def judge_checkpoint(store: CheckpointStore, folder: str, sizes: Mapping[str, in
         return Judgement(None, UNFINISHED, "it is being deleted")
     try:
         manifest = Manifest.from_json(text)
+    except NewerFormatError as error:
+        return Judgement(None, UNREADABLE, str(error))
     except ValueError as error:
         return Judgement(None, DAMAGED, str(error))
     if DAMAGED_FILE in sizes:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cloudtrain_runtime.contract.format_version import check_not_newer
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -183,12 +184,14 @@ class Manifest:
         """Parse `manifest.json`. Unknown fields are ignored.
 
         Raises:
+            NewerFormatError: the text has a newer version.
             ValueError: the text is not a manifest of this version, or has changed since it was written.
         """
         try:
             content = load_json(text)
         except ValueError as error:
             raise ValueError(f"{MANIFEST_FILE} is not JSON: {error}") from None
+        check_not_newer(MANIFEST_FILE, content, MANIFEST_VERSION)
         version = content.get("version") if isinstance(content, dict) else None
         if version != MANIFEST_VERSION or isinstance(version, bool):
             found = repr(version)[:40] if isinstance(content, dict) else type(content).__name__

@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cloudtrain_runtime.contract.format_version import check_not_newer
 from cloudtrain_runtime.contract.strict_json import (
     decode_floats,
     dump_json,
@@ -328,6 +329,7 @@ class RunConfig:
             ValueError: the text is not a run.json of this version.
         """
         fields = load_json(text)
+        check_not_newer("run.json", fields, VERSION)
         if not isinstance(fields, dict) or fields.get("version") != VERSION:
             found = fields.get("version") if isinstance(fields, dict) else type(fields).__name__
             raise ValueError(

@@ -11,7 +11,7 @@ COMPLETE: Final = "complete"
 UNFINISHED: Final = "unfinished"
 DAMAGED: Final = "damaged"
 UNREADABLE: Final = "unreadable"
-"""The bytes are those that were written, but a load cannot parse them: another version's, or forged."""
+"""Its version is newer; or the bytes are those that were written, but a load cannot parse them."""
 
 
 def age_order(step: int, completed: float | None) -> tuple[int, float]:
@@ -55,8 +55,8 @@ class SavedCheckpoint:
         step: Number of optimizer steps.
         name: Name of its folder.
         uri: URI of its folder.
-        state: `complete`, `unfinished` or `damaged`; after a verification also `unreadable`: the content is intact, but
-            this version of PyTorch cannot load it.
+        state: `complete`, `unfinished`, `damaged`, or `unreadable`: a newer cloudtrain has written it, or after a
+            verification, the content is intact, but this version of PyTorch cannot load it.
         why: Why it is not complete, or what a verification could not compare; otherwise empty.
         bytes: Size of all its files.
         files: Number of its files.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
+from cloudtrain_runtime.contract.format_version import check_not_newer
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SERVING_FILE: Final = "serving.json"
@@ -14,7 +15,7 @@ SERVING_CODE: Final = "code"
 MAX_REQUEST_BYTES: Final = 6 * 2**20
 """Largest body of a request. Source: `BodyBlob` of InvokeEndpoint in botocore's model."""
 
-_VERSION: Final = 1
+SERVING_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class ServingConfig:
 
     def to_json(self) -> str:
         """Return the content of `serving.json`."""
-        return dump_json({"version": _VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+        return (
+            dump_json({"version": SERVING_VERSION, **asdict(self)}, indent=1, sort_keys=True) + "\n"
+        )
 
     @classmethod
     def from_json(cls, text: str) -> ServingConfig:
@@ -51,8 +54,9 @@ class ServingConfig:
             ValueError: it is of another version, or no such document.
         """
         content = load_json(text)
-        if not isinstance(content, dict) or content.get("version") != _VERSION:
-            raise ValueError(f"{SERVING_FILE} is not of version {_VERSION}")
+        check_not_newer(SERVING_FILE, content, SERVING_VERSION)
+        if not isinstance(content, dict) or content.get("version") != SERVING_VERSION:
+            raise ValueError(f"{SERVING_FILE} is not of version {SERVING_VERSION}")
         known = {each.name for each in fields(cls)}
         try:
             return cls(**{name: value for name, value in content.items() if name in known})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -19,6 +20,7 @@ from cloudtrain.planning.cost import COSTLY_USD
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
+from cloudtrain_runtime.contract.format_version import NewerFormatError, check_not_newer
 from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -30,6 +32,7 @@ PROVEN = "proven"
 _RESULTS = (PROVEN, "failed", "unknown")
 _MOST_BYTES = 100_000
 _NAME_DIGITS = 16
+_RELEASE = re.compile(r"[\w.+]{1,40}", re.ASCII)
 
 LONG_SECONDS = 24 * 3600
 """A run that may last longer than this is worth a rehearsal."""
@@ -205,7 +208,9 @@ def read_receipt(path: Path) -> Receipt | None:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     try:
-        found = _SCHEMA(load_json(content))
+        parsed = load_json(content)
+        check_not_newer(str(path), parsed, VERSION, writer=_writer_of(parsed))
+        found = _SCHEMA(parsed)
         names = [field.name for field in fields(Receipt)]
         receipt = Receipt(
             **{
@@ -213,6 +218,8 @@ def read_receipt(path: Path) -> Receipt | None:
                 "date": datetime.fromisoformat(found["date"]),
             }
         )
+    except NewerFormatError:
+        raise
     except (ValueError, KeyError):
         raise ValueError(f"{path} is not a receipt of a rehearsal") from None
     if receipt.version != VERSION:
@@ -222,6 +229,11 @@ def read_receipt(path: Path) -> Receipt | None:
     }:
         raise ValueError(f"{path} is not a receipt of a rehearsal")
     return receipt
+
+
+def _writer_of(content: Any) -> str:
+    writer = content.get("cloudtrain") if isinstance(content, dict) else None
+    return writer if isinstance(writer, str) and _RELEASE.fullmatch(writer) else ""
 
 
 def write_receipt(path: Path, receipt: Receipt) -> None:

@@ -20,7 +20,11 @@ from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
+from cloudtrain_runtime.contract.format_version import FIELD
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+
+PLAN_VERSION = 1
+"""Version of plan.json."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +284,7 @@ class Plan:
         source = self.bundle.source
         content = {
             **self.to_json(),
+            FIELD: PLAN_VERSION,
             "job": self.job_document,
             "checks": [dict(check) for check in self.checks],
             "config": load_json(self.config.to_json()),

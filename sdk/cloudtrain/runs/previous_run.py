@@ -10,9 +10,9 @@ from cloudtrain.errors import RunNotFoundError, SpecError, UserError
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
-from cloudtrain.planning.plan import CodeInfo
+from cloudtrain.planning.plan import PLAN_VERSION, CodeInfo
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
-from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
+from cloudtrain.planning.storage_layout import PLAN_FILE, ResumeSource, direct_folder_of
 from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
@@ -20,6 +20,7 @@ from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.s3_uri import split_uri
 from cloudtrain_runtime.contract import CONFIG_CHANNEL
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.format_version import NewerFormatError, check_not_newer
 from cloudtrain_runtime.contract.strict_json import decode_floats
 
 _PLAN_FIELDS = ("job", "request", "bundle", "checkpoint")
@@ -83,11 +84,15 @@ class PreviousRun:
         content: Content of its plan.json.
 
     Raises:
-        UserError: the content has no job, for example because an older cloudtrain wrote it.
+        UserError: a newer cloudtrain wrote the content, or it has no job, for example because an older one wrote it.
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = read_fields(content, PLAN)
+        try:
+            check_not_newer(PLAN_FILE, self._content, PLAN_VERSION)
+        except NewerFormatError as error:
+            raise UserError(str(error)) from None
         self.run = self._content.get("run", "")
         is_complete = all(part in self._content for part in _PLAN_FIELDS) and all(
             part in self._content["request"] for part in _REQUEST_FIELDS

@@ -76,6 +76,7 @@ CONFIG: Final = ObjectSchema(
 
 PLAN: Final = ObjectSchema(
     optional={
+        "version": count,
         "run": text,
         "job": ObjectSchema(
             optional={

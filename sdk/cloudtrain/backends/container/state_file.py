@@ -16,6 +16,7 @@ from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.home_folder import find_owner
 from cloudtrain.support.regular_files import open_regular, read_regular
+from cloudtrain_runtime.contract.format_version import FIELD, NewerFormatError, check_not_newer
 from cloudtrain_runtime.contract.json_checks import (
     MismatchError,
     ObjectSchema,
@@ -30,6 +31,7 @@ from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 STATE_FILE = "state.json"
 LOCK_FILE = "supervisor.lock"
+STATE_VERSION = 1
 _PID_BYTES = 20
 
 
@@ -99,6 +101,7 @@ def write_state(root: Path, record: RecordedState) -> None:
     for name in ("started", "ended"):
         recorded = getattr(record, name)
         content[name] = recorded.isoformat() if recorded else None
+    content[FIELD] = STATE_VERSION
     write_atomically(root / STATE_FILE, dump_json(content, indent=1) + "\n")
 
 
@@ -110,11 +113,15 @@ def read_state(root: Path) -> RecordedState:
     """
     path = root / STATE_FILE
     try:
-        found = _STATE(normalise(relocate(load_json(read_regular(path)), path)))
+        content = load_json(read_regular(path))
+        check_not_newer(str(path), content, STATE_VERSION)
+        found = _STATE(normalise(relocate(content, path)))
     except OSError as error:
         raise UnreadableStateError(
             f"{path}: cannot be read: {error.strerror}", _hint(path, error)
         ) from None
+    except NewerFormatError as error:
+        raise UnreadableStateError(str(error), _UNKNOWN) from None
     except MismatchError as error:
         raise UnreadableStateError(f"{path} is damaged: {error}", _UNKNOWN) from None
     except ValueError:

@@ -17,11 +17,14 @@ from cloudtrain.job.document import Document
 from cloudtrain.runs.known_runs import LATEST, matching_runs
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.run_id import make_run_id
+from cloudtrain_runtime.contract.format_version import FIELD, NewerFormatError, check_not_newer
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 SWEEPS_FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 _DATABASE = "sweep.db"
+SWEEP_VERSION = 1
+"""Version of the file and of the records of trials in the database."""
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "backend": str,
     "identity": str,
@@ -105,6 +108,7 @@ class StoredSweep(ControllerFolder):
         path = folder / SWEEP_FILE
         try:
             content = load_json(path.read_bytes())
+            check_not_newer(str(path), content, SWEEP_VERSION)
             document = Document(
                 f"the sweep {folder.name}", {**content["spec"], "job": content["job"]}
             )
@@ -119,6 +123,8 @@ class StoredSweep(ControllerFolder):
             raise UserError(
                 f"{path}: cannot be read: {error.strerror}", "see: cloudtrain sweep status"
             ) from None
+        except NewerFormatError as error:
+            raise UserError(str(error)) from None
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path}: this is not the file of a sweep: {error}", "start the sweep again"
@@ -128,6 +134,7 @@ class StoredSweep(ControllerFolder):
         """Return the content of its file."""
         spec = self.sweep.identity_document()
         return {
+            FIELD: SWEEP_VERSION,
             "sweep": self.id,
             "created": self.created.isoformat(),
             **{name: getattr(self, name) for name in _FIELDS},
