@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from repository_pages import with_links_to_pages, write_pages
 
 DOCS = Path(__file__).resolve().parent
 GPU_PAGE = DOCS.parent / "benchmarks" / "gpu_figures.py"
+TESTS = DOCS.parent / "tests"
 
 # Pages that the sidebar shows below another one. They are here and not in the pages, where GitHub would show the directive.
 BELOW: Mapping[str, tuple[str, ...]] = {
@@ -104,4 +106,7 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", _complete_page)
     if GPU_PAGE.is_file():  # a copy of this folder alone has none
         subprocess.run([sys.executable, str(GPU_PAGE)], check=True)  # writes reference/gpu.md
+        # Writes reference/aws-day.md.
+        page = [sys.executable, "-m", "aws_day.page"]
+        subprocess.run(page, check=True, env={**os.environ, "PYTHONPATH": str(TESTS)})
         _FOLDERS.update(write_pages())
