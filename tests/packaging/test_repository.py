@@ -11,7 +11,9 @@ from support.jobs import REPOSITORY
 
 pytestmark = pytest.mark.promise
 
-WORKFLOW = REPOSITORY / ".github" / "workflows" / "ci.yml"
+WORKFLOWS = REPOSITORY / ".github" / "workflows"
+WORKFLOW = WORKFLOWS / "ci.yml"
+RELEASE = WORKFLOWS / "release.yml"
 ROOT_DOCUMENTS = sorted(path for path in REPOSITORY.glob("*.md"))
 
 
@@ -21,7 +23,7 @@ def read_yaml(path: Path) -> Any:
 
 def test_wheel_names_and_contains_the_license() -> None:
     distribution = importlib.metadata.distribution("cloudtrain")
-    assert distribution.metadata["License-Expression"] == "Apache-2.0"
+    assert distribution.metadata["License-Expression"] == "Apache-2.0 AND MIT"
     text = distribution.read_text("licenses/LICENSE")
     assert text == (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
     assert "Version 2.0, January 2004" in text
@@ -38,12 +40,40 @@ def test_ci_workflow_runs_only_make_targets() -> None:
     assert all(re.search(rf"^{name}:", makefile, flags=re.MULTILINE) for name in names)
 
 
-def test_actions_are_pinned_by_their_commit() -> None:
+@pytest.mark.parametrize("workflow", sorted(WORKFLOWS.iterdir()), ids=lambda path: path.name)
+def test_actions_are_pinned_by_their_commit(workflow: Path) -> None:
     """A tag can be moved to other code."""
-    jobs = read_yaml(WORKFLOW)["jobs"]
+    jobs = read_yaml(workflow)["jobs"]
     used = {step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step}
     assert used
     assert {each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)} == set()
+
+
+def test_a_release_is_built_by_the_make_target() -> None:
+    document = read_yaml(RELEASE)
+    # YAML 1.1 reads the key `on` as true.
+    assert document[True] == {"push": {"tags": ["v*"]}}
+    steps = document["jobs"]["build"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make release"]
+    uploaded = " ".join(step["with"]["path"] for step in steps if "upload" in step.get("uses", ""))
+    assert uploaded.split() == ["dist/*.whl", "dist/*.tar.gz", "dist/*.cdx.json", "dist/SHA256SUMS"]
+
+
+def test_only_the_job_that_publishes_may_publish() -> None:
+    document = read_yaml(RELEASE)
+    assert document["permissions"] == {}
+    build, publish = document["jobs"]["build"], document["jobs"]["publish"]
+    assert document["jobs"].keys() == {"build", "publish"}
+    assert build["permissions"] == {"contents": "read"}
+    assert build["steps"][0]["with"] == {"persist-credentials": False}
+    assert publish["permissions"] == {"id-token": "write"}
+    assert (publish["needs"], publish["environment"]) == ("build", "pypi")
+    # It runs no command, so no code of the repository or of a package from an index.
+    names = [step["uses"].partition("@")[0] for step in publish["steps"]]
+    assert names == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    settings = publish["steps"][1]["with"]
+    assert settings["attestations"] is True
+    assert settings.keys().isdisjoint({"user", "password"})
 
 
 def test_pre_commit_hooks_run_the_tools_of_the_venv() -> None:
