@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ _NAME = "cloudtrain"
 _ORIGIN_FILE = "direct_url.json"
 """Where installers record what they have installed, unless it came from an index:
 https://packaging.python.org/en/latest/specifications/direct-url/"""
+_UV_RECEIPT = "uv-receipt.toml"
+"""Where uv records what `uv tool install` was asked for, in the tool's environment."""
+_EXTERNALLY_MANAGED = "EXTERNALLY-MANAGED"
+"""What a system's Python has beside its standard library if pip is to refuse to install into it (PEP 668)."""
 _REQUIREMENT_OF_EXTRA = re.compile(
     r"(?P<requirement>[^;]+);\s*extra\s*==\s*['\"](?P<extra>[^'\"]+)"
 )
@@ -43,7 +48,11 @@ def install_command(*extras: str, distribution: Distribution | None = None) -> s
     except PackageNotFoundError:
         # The source tree is on the path, and nothing is installed.
         return pip_install(f"{_NAME}[{','.join(extras)}]")
-    return pip_install(*_requirements(found, extras))
+    source = _source(found, extras)
+    if source is None:
+        # The folder or wheel was deleted, and an index need not have cloudtrain; it has what the extras consist of.
+        return pip_install(*sorted(set(_packages_of(found, extras))))
+    return _uv_tool_install(found, extras) or pip_install(*source)
 
 
 def is_installed(module: str) -> bool:
@@ -59,14 +68,17 @@ def pip_install(*arguments: str) -> str:
             return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
         ensure = shlex.join([sys.executable, "-m", "ensurepip"])
         return f"{ensure} && {shlex.join([sys.executable, '-m', 'pip', 'install', *arguments])}"
+    if _is_externally_managed():
+        # cloudtrain is in it already, so whoever installed it has decided to.
+        arguments = ("--break-system-packages", *arguments)
     on_path = shutil.which("pip")
     if on_path is not None and Path(on_path).parent == Path(sys.executable).parent:
         return shlex.join(["pip", "install", *arguments])
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
-def _requirements(distribution: Distribution, extras: tuple[str, ...]) -> list[str]:
-    """Return pip's arguments that install extras of a distribution."""
+def _source(distribution: Distribution, extras: tuple[str, ...]) -> list[str] | None:
+    """Return an installer's arguments that name cloudtrain with extras; None if its source no longer exists."""
     named = f"[{','.join(extras)}]"
     origin = _read_origin(distribution)
     url = origin.get("url")
@@ -78,12 +90,51 @@ def _requirements(distribution: Distribution, extras: tuple[str, ...]) -> list[s
             return ["-e", f"{path}{named}"]
         if path.is_file() or (path / "pyproject.toml").is_file():
             return [f"{path}{named}"]
-        # The folder or wheel was deleted, and an index need not have cloudtrain; it has what the extras consist of.
-        return sorted(set(_packages_of(distribution, extras)))
+        return None
     commit = origin.get("vcs_info")
     if isinstance(commit, dict):
         return [f"{_NAME}{named} @ {commit.get('vcs')}+{url}@{commit.get('commit_id')}"]
     return [f"{_NAME}{named} @ {url}"]
+
+
+def _uv_tool_install(distribution: Distribution, extras: tuple[str, ...]) -> str | None:
+    """Return the command that adds extras to a tool of uv; None if cloudtrain is no such tool.
+
+    It names all that the tool has. `uv pip install` would work until `uv tool upgrade` removes what it has added.
+    """
+    receipt = Path(sys.prefix, _UV_RECEIPT)
+    if not receipt.is_file() or shutil.which("uv") is None:
+        return None
+    installed = _read_receipt(receipt)
+    if installed is None:
+        return None
+    present, others = installed
+    every = tuple(dict.fromkeys((*present, *extras)))
+    source = _source(distribution, every) or []
+    beside = [argument for other in others for argument in ("--with", other)]
+    return shlex.join(["uv", "tool", "install", *source, *beside])
+
+
+def _read_receipt(path: Path) -> tuple[tuple[str, ...], list[str]] | None:
+    """Return the extras of cloudtrain and the other requirements of a tool; None if a requirement has another form."""
+    import tomllib
+
+    try:
+        requirements = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["requirements"]
+        own = [each for each in requirements if each["name"] == _NAME]
+        others = [each for each in requirements if each["name"] != _NAME]
+        if any(each.keys() - {"name", "specifier"} for each in others):
+            return None
+        extras = tuple(str(extra) for each in own for extra in each.get("extras", ()))
+        return extras, [f"{each['name']}{each.get('specifier', '')}" for each in others]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _is_externally_managed() -> bool:
+    if sys.prefix != sys.base_prefix:
+        return False
+    return Path(sysconfig.get_path("stdlib"), _EXTERNALLY_MANAGED).is_file()
 
 
 def _read_origin(distribution: Distribution) -> Mapping[str, Any]:
