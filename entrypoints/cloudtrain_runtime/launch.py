@@ -57,6 +57,7 @@ from cloudtrain_runtime.launcher.failure_file import REPORTED_EXIT_CODE, fail
 from cloudtrain_runtime.launcher.hang import HangWatchdog, trace_variables
 from cloudtrain_runtime.launcher.host import Host, count_gpus, is_on_sagemaker, read_host
 from cloudtrain_runtime.launcher.host_environment import read_cuda, report_environment
+from cloudtrain_runtime.launcher.host_tracking import HostTracking
 from cloudtrain_runtime.launcher.output import MetricReader, RankOutput
 from cloudtrain_runtime.launcher.sagemaker_environment import (
     accelerate_variables,
@@ -177,6 +178,11 @@ def _run_ranks(
     output = None
     if config.secrets or metrics is not None:
         output = RankOutput((environment[name] for name in config.secrets), metrics)
+    try:
+        tracking = HostTracking(tree, config, host, environment)
+    except JobError as error:
+        return _fail_host(host, [f"error: {error}"])
+    environment |= tracking.variables
     command = [sys.executable, "-m", _AGENT, *torchrun_arguments(config, host, os.environ)]
     descriptor = None if output is None else output.descriptor
     agent = subprocess.Popen(
@@ -196,6 +202,7 @@ def _run_ranks(
         output.end()
     code.report(host.name)
     report.end()
+    tracking.end(exit_code, is_stopping=stop.is_received())
     if (hung := watch.end()) is not None:
         return hung
     if exit_code != 0 and not stop.is_received():

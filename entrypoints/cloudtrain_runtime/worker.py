@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import runpy
@@ -51,6 +52,7 @@ from cloudtrain_runtime.process.leaving import limit_leaving
 from cloudtrain_runtime.process.loader_workers import protect_loaders
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.process.reserved_port import reserve_master_port
+from cloudtrain_runtime.tracking.process import start_tracking
 from cloudtrain_runtime.training import determinism
 
 _SECONDARY_DELAY_SECONDS = 2.0
@@ -129,6 +131,14 @@ def replace_launcher(config: RunConfig) -> None:
         sys.path.insert(1, str(tree.include))
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK")) == "0":
         report_environment(tree, read_host(tree), config, read_cuda())
+    if (
+        config.tracking is not None
+        and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK")) == "0"
+    ):
+        try:
+            atexit.register(start_tracking(tree, config, os.environ).end)
+        except JobError as error:
+            exit_with_error(error)
 
 
 def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:
@@ -285,10 +295,6 @@ def run_task(config: RunConfig) -> None:
         raise ValueError("run.json has neither a script or module nor a Task with a train section")
     rank_context = context()
     try:
-        if config.tracking is not None and rank_context.is_main:
-            from cloudtrain_runtime.metrics.mlflow import MlflowRun
-
-            MlflowRun(config)
         process_group.join_ranks(rank_context)
         report_bandwidth(rank_context, config.network_gbps)
         trainer = Trainer(

@@ -1,32 +1,18 @@
-"""MLflow without a server: missing packages, and the limit of values that are kept."""
+"""MLflow without a server: missing packages."""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cloudtrain_runtime.contract import CheckpointConfig, RunConfig, TrackingConfig, parse_event
+from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, TrackingConfig
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.metrics.mlflow import MlflowRun
+from cloudtrain_runtime.tracking.process import start_tracking
 
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app-ABC"
-KEPT = """
-import importlib.util, sys
-find_spec = importlib.util.find_spec
-# As if MLflow were installed. It is not imported without a start.
-importlib.util.find_spec = lambda name, *package: sys if name == "mlflow" else find_spec(name, *package)
-from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.metrics import mlflow
-from cloudtrain_runtime.process.event_log import emit
-mlflow._MOST_VALUES = 3
-mlflow.MlflowRun(RunConfig.from_json(sys.argv[1]))
-for step in range(5):
-    emit("step", step=step, loss=0.5)
-    emit("best", step=step, metric="validation/loss", value=0.5)
-"""
 
 
 def config(uri: str) -> RunConfig:
@@ -46,18 +32,8 @@ def config(uri: str) -> RunConfig:
     ],
 )
 def test_a_missing_package_is_named(
-    uri: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch
+    uri: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else sys)
     with pytest.raises(JobError, match=f"the package {package}, which this environment lacks"):
-        MlflowRun(config(uri))
-
-
-def test_values_beyond_the_limit_are_counted() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", KEPT, config("https://a.b").to_json()],
-        capture_output=True, text=True, check=True, timeout=300,
-    )  # fmt: skip
-    last = parse_event(done.stdout.splitlines()[-1])
-    assert last is not None
-    assert (last["event"], last["dropped"]) == ("tracking", 5)
+        start_tracking(MlTree(tmp_path), config(uri), {})

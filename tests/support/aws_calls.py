@@ -165,7 +165,7 @@ _SANDBOX = {
 }
 _PARTS = {
     "launcher.hang": "hang",
-    "metrics.mlflow": "tracking",
+    "runtime.tracking.": "tracking",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
     "runtime.s3.": "checkpoints",

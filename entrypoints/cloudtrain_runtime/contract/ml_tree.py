@@ -58,6 +58,8 @@ class MlTree:
         """File in which the processes of a script record what they write to."""
         self.rehearsal = root / "output" / "rehearsal"
         """Folder in which the ranks of a rehearsed run record their steps."""
+        self.tracking = root / "output" / "tracking"
+        """Folder of the process that logs to trackers; no part of output.tar.gz."""
         self.hang = self.output_data / "hang"
         """Folder with the evidence of a hang; part of output.tar.gz."""
 

@@ -1,1 +1,1 @@
-"""Metrics, profiles and trackers of a run."""
+"""Metrics and profiles of a run."""

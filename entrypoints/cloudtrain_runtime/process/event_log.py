@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from cloudtrain_runtime.contract import format_event
 from cloudtrain_runtime.contract.redaction import redact
@@ -15,6 +16,9 @@ from cloudtrain_runtime.contract.redaction import redact
 _EXACT_FROM = 1e9
 """Larger numbers are times in seconds since the epoch, which six significant digits would round to days."""
 
+
+EVENTS_FILE_VARIABLE: Final = "CLOUDTRAIN_EVENTS_FILE"
+"""File to which each event is appended, too: the process that logs to trackers reads it."""
 
 _listeners: list[Callable[[dict[str, Any]], None]] = []
 
@@ -35,8 +39,20 @@ def emit(event: str, **fields: Any) -> None:
     line = format_event(event, values) + "\n"
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), line.encode())
+    if file := os.environ.get(EVENTS_FILE_VARIABLE):
+        _append(file, line)
     for listener in _listeners:
         listener({"event": event, **values})
+
+
+def _append(file: str, line: str) -> None:
+    # In one call, so that lines of several processes do not mix. A full disk is no reason to end a training.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
 
 
 def log_line(text: str) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract.metric_values import metric_values
-from cloudtrain_runtime.errors import JobError
 from cloudtrain_runtime.process.event_log import add_listener
+from cloudtrain_runtime.tracking.tracker import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,11 +31,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise JobError(
-                "tracking.tensorboard: true needs the package tensorboard, which this environment lacks: add "
-                "tensorboard to code.requirements (locally: pip install tensorboard), or remove tracking.tensorboard"
-            )
+        require_package("tensorboard", "tensorboard", "tracking.tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         folder.mkdir(parents=True, exist_ok=True)
