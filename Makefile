@@ -270,7 +270,7 @@ catalog-drift: $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python tests/packaging/catalog_drift.py
 
 # The figures of GPUs come from benchmarks/gpu.py, on a machine that has one.
-BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding leaving reporting loops sweeps serving rehearsal
+BENCHMARKS := startup packing submit listing tailing recovery early_stop checkpoints position feeding leaving reporting loops sweeps serving rehearsal tracking
 
 benchmarks: $(VENV)/.installed-all
 	$(PIP) install --constraint constraints.txt "ray[serve]"

@@ -37,6 +37,7 @@ from cloudtrain_runtime.launcher.host import read_host
 from cloudtrain_runtime.launcher.host_environment import read_cuda, report_environment
 from cloudtrain_runtime.launcher.loopback_store import listen_on_loopback
 from cloudtrain_runtime.launcher.sagemaker_environment import toolkit_variables
+from cloudtrain_runtime.metrics.tracking.process import start_tracking
 from cloudtrain_runtime.process import fast_exit, heartbeat
 from cloudtrain_runtime.process.environment import (
     include_variables,
@@ -52,7 +53,6 @@ from cloudtrain_runtime.process.leaving import limit_leaving
 from cloudtrain_runtime.process.loader_workers import protect_loaders
 from cloudtrain_runtime.process.log_prefix import prefix_lines
 from cloudtrain_runtime.process.reserved_port import reserve_master_port
-from cloudtrain_runtime.tracking.process import start_tracking
 from cloudtrain_runtime.training import determinism
 
 _SECONDARY_DELAY_SECONDS = 2.0

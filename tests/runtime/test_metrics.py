@@ -24,9 +24,9 @@ from cloudtrain_runtime.metrics.step_timer import (
     Phase,
     StepClock,
 )
+from cloudtrain_runtime.metrics.tracking.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.task import Task
-from cloudtrain_runtime.tracking.tensorboard import TensorBoardWriter
 
 CPU = torch.device("cpu")
 
@@ -345,7 +345,8 @@ def test_a_missing_tensorboard_is_an_error_of_the_job(
 def test_tensorboard_is_imported_only_on_request() -> None:
     program = """
         import sys
-        import cloudtrain_runtime.training.trainer, cloudtrain_runtime.metrics.meter, cloudtrain_runtime.tracking.tensorboard
+        import cloudtrain_runtime.training.trainer, cloudtrain_runtime.metrics.meter
+        import cloudtrain_runtime.metrics.tracking.tensorboard
         import cloudtrain_runtime.metrics.profiler
         print([name for name in sys.modules if name.partition(".")[0] in ("tensorboard", "tensorflow")])
     """

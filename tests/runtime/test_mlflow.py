@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain_runtime.contract import CheckpointConfig, MlTree, RunConfig, TrackingConfig
 from cloudtrain_runtime.errors import JobError
-from cloudtrain_runtime.tracking.process import start_tracking
+from cloudtrain_runtime.metrics.tracking.process import start_tracking
 
 ARN = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-app/app-ABC"
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cloudtrain_runtime.contract import parse_event
-from cloudtrain_runtime.tracking import background
-from cloudtrain_runtime.tracking.background import BackgroundLogger
-from cloudtrain_runtime.tracking.tracker import Connection, Ending, Value
+from cloudtrain_runtime.metrics.tracking import background
+from cloudtrain_runtime.metrics.tracking.background import BackgroundLogger
+from cloudtrain_runtime.metrics.tracking.tracker import Connection, Ending, Value
 
 
 class Service:

@@ -165,7 +165,7 @@ _SANDBOX = {
 }
 _PARTS = {
     "launcher.hang": "hang",
-    "runtime.tracking.": "tracking",
+    "metrics.tracking.": "tracking",
     ".secrets": "secrets",
     "checkpoint": "checkpoints",
     "runtime.s3.": "checkpoints",

@@ -250,7 +250,7 @@ SOURCES = (
             f"{_R}/launch.py",
             f"{_R}/launcher/sagemaker_environment.py",
             f"{_R}/launcher/toolkit.py",
-            f"{_R}/tracking/mlflow.py",
+            f"{_R}/metrics/tracking/mlflow.py",
         ),
     ),
     Source(

@@ -62,7 +62,9 @@ COMPLETE: dict[str, dict[str, Any]] = {
         "gbps": 9.5, "bytes": 9, "seconds": 0.1, "world_size": 4, "rated_gbps": 10, "warning": "slow"
     },
     "pipeline": {"links": [1, 2], "stage_seconds": [0.1, 0.2], "imbalance": 1.1},
-    "tracking": {"detail": "3 values were not logged", "dropped": 3, "mlflow_run": "0a1b"},
+    "tracking": {"detail": "3 values were not logged", "dropped": 3, "mlflow_run": "0a1b",
+        "tracker": "mlflow", "wandb_run": "0a1b", "url": "https://a.b/c", "files": "s3://bucket/run/wandb",
+    },
     "profile": {"uri": "file:///p", "first_step": 1, "last_step": 2},
     "failed": {
         "host": "algo-1", "rank": 1, "local_rank": 1, "exit_code": 1, "message": "rank 1 failed: ValueError: x",

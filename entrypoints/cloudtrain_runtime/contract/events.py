@@ -104,7 +104,9 @@ EVENTS: Final[Mapping[str, ObjectSchema]] = {
         rated_gbps=_VALUE, warning=nullable(text),
     ),
     "pipeline": _kind(links=array(count), stage_seconds=array(number), imbalance=number),
-    "tracking": _kind(detail=text, dropped=count, mlflow_run=text),
+    "tracking": _kind(
+        tracker=text, detail=text, dropped=count, mlflow_run=text, wandb_run=text, url=text, files=text
+    ),
     "profile": _kind({"uri": text}, first_step=count, last_step=count),
     "failed": _kind(
         message=text, exit_code=integer, local_rank=nullable(count), secondary=boolean, failed_at=timestamp

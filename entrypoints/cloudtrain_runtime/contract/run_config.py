@@ -166,15 +166,19 @@ class SecretConfig:
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """Where a Task's parameters and metrics go besides the events.
+    """Where a run's parameters and metrics go besides the events.
 
     Attributes:
-        mlflow: Tracking uri of MLflow.
-        plan: Uri of the run's plan.json, which becomes an artifact.
+        mlflow: Tracking uri of MLflow; empty without it.
+        plan: Uri of the run's plan.json, which describes the run there.
+        wandb: Mode of Weights & Biases: `online` or `offline`; empty without it.
+        files: Uri of the folder of its offline files: one for all runs of a training. Empty if it is online.
     """
 
-    mlflow: str
+    mlflow: str = ""
     plan: str = ""
+    wandb: str = ""
+    files: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cloudtrain_runtime.contract import MlTree, RunConfig
 from cloudtrain_runtime.launcher.host import Host
 from cloudtrain_runtime.launcher.output import RankOutput
-from cloudtrain_runtime.tracking.process import TrackingProcess, start_tracking
+from cloudtrain_runtime.metrics.tracking.process import TrackingProcess, start_tracking
 
 
 class HostTracking:

@@ -1,1 +1,1 @@
-"""Metrics and profiles of a run."""
+"""Metrics, profiles and trackers of a run."""

@@ -35,6 +35,7 @@ from cloudtrain_runtime.metrics.meter import Meter
 from cloudtrain_runtime.metrics.profiler import StepProfiler
 from cloudtrain_runtime.metrics.step_timer import Phase
 from cloudtrain_runtime.metrics.stragglers import NUMBERS_PER_RANK
+from cloudtrain_runtime.metrics.tracking.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.process import heartbeat
 from cloudtrain_runtime.process.environment import ml_tree
 from cloudtrain_runtime.process.event_log import emit, log_line
@@ -50,7 +51,6 @@ from cloudtrain_runtime.task import (
     collate_function,
     overrides,
 )
-from cloudtrain_runtime.tracking.tensorboard import TensorBoardWriter
 from cloudtrain_runtime.training import determinism
 from cloudtrain_runtime.training.best_checkpoint import (
     BestTracker,

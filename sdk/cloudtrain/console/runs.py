@@ -33,7 +33,7 @@ from cloudtrain.console.status_fields import (
 )
 from cloudtrain.console.tables import Cell, Column, print_table
 from cloudtrain.console.tables import Row as TableRow
-from cloudtrain.console.terminal import is_terminal, unfiltered, visible_part
+from cloudtrain.console.terminal import is_terminal, strip_escapes, unfiltered, visible_part
 from cloudtrain.errors import EXIT_DONE, EXIT_INTERRUPTED, CloudtrainError, UserError, did_you_mean
 from cloudtrain.runs.event_words import word_line
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter
@@ -139,6 +139,7 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
     rows += [row for row in seen if row is not None]
     rows += location_rows(status)
+    rows += tracking_rows(status)
     spent = spent_row(status, moment, status_time=moment)
     if spent is not None:
         rows.append(spent)
@@ -163,6 +164,12 @@ def location_rows(status: Status) -> list[Row]:
     if "folder" in places:
         places.pop("checkpoints", None)
     return [*rows, *((name, shown_place(str(place))) for name, place in places.items())]
+
+
+def tracking_rows(status: Status) -> list[Row]:
+    """Return where the run is logged besides its own log: pages of trackers, and folders of offline files."""
+    places = status.progress.tracked.values()
+    return [("tracking", strip_escapes(shown_place(place))) for place in places]
 
 
 def print_detached(run: Run, verb: str) -> int:

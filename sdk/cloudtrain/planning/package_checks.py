@@ -15,6 +15,7 @@ from cloudtrain.job.standard_library import STANDARD_LIBRARY
 from cloudtrain.job.static_analysis.module_search import entry_file, may_be_installed
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.plan import CodeInfo
+from cloudtrain.planning.tracking import wandb_mode
 
 _MLFLOW_PLUGIN = "sagemaker-mlflow"
 _MOST_NAMED = 3
@@ -142,6 +143,8 @@ def _wanted(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Yield the packages that features of the job need, each with the field."""
     if spec.train is not None and spec.tracking.tensorboard:
         yield "tensorboard", "tracking.tensorboard"
+    if wandb_mode(spec):
+        yield "wandb", "tracking.wandb"
     if spec.train is not None and (spec.train.init_from or "").endswith(".safetensors"):
         yield "safetensors", "train.init_from"
     if spec.code.variables.get("CLOUDTRAIN_S3_ENGINE") == "s3torchconnector":

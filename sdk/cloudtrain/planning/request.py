@@ -21,7 +21,7 @@ from cloudtrain.planning.placement import LAUNCHER_CLOUDTRAIN, TORCH_DISTRIBUTED
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import Locations, ResumeSource, syncs_checkpoints
 from cloudtrain.planning.targets import Target
-from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, mlflow_variables
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, tracking_variables
 from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
@@ -144,7 +144,7 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
         ],
         "ProfilerConfig": {"DisableProfiler": True},
     }
-    tracked = mlflow_variables(spec, decisions.config, run, decisions.resumed)
+    tracked = tracking_variables(spec, decisions.config, run, decisions.resumed)
     server = tracked.get(MLFLOW_URI_VARIABLE, "")
     mlflow = {"MlflowResourceArn": server, "MlflowExperimentName": spec.name, "MlflowRunName": run}
     network = spec.cluster.network

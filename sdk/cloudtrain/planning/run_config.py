@@ -13,13 +13,12 @@ from cloudtrain.planning.placement import CPU_PROCESSES
 from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
-from cloudtrain.planning.tracking import mlflow_uri
+from cloudtrain.planning.tracking import decide_tracking
 from cloudtrain_runtime.contract import (
     CheckpointConfig,
     EarlyStopping,
     ParallelConfig,
     RunConfig,
-    TrackingConfig,
     TrainConfig,
 )
 from cloudtrain_runtime.contract.strict_json import (
@@ -44,11 +43,8 @@ def decide_run_config(
     """Return the configuration of a run, without its id, the plan's identity and the uri of its checkpoints."""
     args = _arguments(spec)
     train = None
-    tracking = None
     if spec.train is not None:
         train = _train(spec.train, tensorboard=spec.tracking.tensorboard)
-    if spec.train is not None and spec.tracking.mlflow:
-        tracking = TrackingConfig(mlflow_uri(spec))
     return RunConfig(
         run="",
         task=spec.code.task,
@@ -72,7 +68,7 @@ def decide_run_config(
         starts_ranks=code.conventions.starts_ranks,
         metrics=dict(spec.metrics),
         cuda_on_cpu=_simulated_devices(code, cluster) if target.cuda_on_cpu else 0,
-        tracking=tracking,
+        tracking=decide_tracking(spec, code),
         evaluation=code.evaluation,
         training=identify_training(spec, args, resumed.uploaded if resumed is not None else None),
         launcher=launcher if launcher == OWN else "",

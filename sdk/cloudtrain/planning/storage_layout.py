@@ -51,7 +51,8 @@ class ResumeSource:
         checkpoints: What the runtime loads from: a folder of checkpoints, or a single checkpoint.
         run: The run whose checkpoints are meant, if several runs share the folder; an empty string for any.
         uploaded: Data paths in the earlier run's job file, by the uri to which that run uploaded them.
-        mlflow_run: Name of that run's MLflow run; an empty string without MLflow.
+        tracked: Its names in trackers, by environment variable.
+        offline_files: Folder of its offline files of Weights & Biases; an empty string without any.
         training: Identity of that run's training; empty if it is unknown.
         job: Document of that run's job; empty if it is unknown.
     """
@@ -60,7 +61,8 @@ class ResumeSource:
     checkpoints: str
     run: str = ""
     uploaded: Mapping[str, str] = field(default_factory=dict)
-    mlflow_run: str = ""
+    tracked: Mapping[str, str] = field(default_factory=dict)
+    offline_files: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,20 +1,34 @@
-"""MLflow in a plan: the server's uri, the environment variables that name it, and checks."""
+"""Trackers in a plan: MLflow's server, the run of Weights & Biases, the variables that name them, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
-from cloudtrain.planning.diagnostics import error, warning
+from cloudtrain.planning.diagnostics import decision, error, warning
+from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.support.proxies import is_loopback
-from cloudtrain_runtime.contract import RunConfig
+from cloudtrain_runtime.contract import RunConfig, TrackingConfig
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.training_identity import is_same_training
 
 MLFLOW_URI_VARIABLE = "MLFLOW_TRACKING_URI"
-MLFLOW_NAME_VARIABLE = "MLFLOW_RUN_NAME"
+WANDB_MODE_VARIABLE = "WANDB_MODE"
+WANDB_URL_VARIABLE = "WANDB_BASE_URL"
+WANDB_URL = "https://api.wandb.ai"
+_MLFLOW_NAME_VARIABLE = "MLFLOW_RUN_NAME"
+_WANDB_ID_VARIABLE = "WANDB_RUN_ID"
+RUN_VARIABLES: Final = (_MLFLOW_NAME_VARIABLE, _WANDB_ID_VARIABLE)
+"""Variables with the id of the first run of a training, by which later runs continue its run in a service."""
+
 _SQLITE = "sqlite:///"
+_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+_OFFLINE_FOLDER = "wandb"
+_MODES = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline"}
+"""Modes in which something is logged, with the former names of Weights & Biases."""
 
 
 def mlflow_uri(spec: JobSpec) -> str:
@@ -25,33 +39,122 @@ def mlflow_uri(spec: JobSpec) -> str:
     return f"{_SQLITE}{(spec.base / server.removeprefix(_SQLITE)).resolve()}"
 
 
-def mlflow_variables(
+def wandb_mode(spec: JobSpec) -> str:
+    """Return `online` or `offline`; an empty string if nothing is logged to Weights & Biases."""
+    wandb = spec.tracking.wandb
+    if wandb is None:
+        return ""
+    return _MODES.get(spec.code.variables.get(WANDB_MODE_VARIABLE, wandb.mode), "")
+
+
+def decide_tracking(spec: JobSpec, code: CodeInfo) -> TrackingConfig | None:
+    """Return where cloudtrain logs a run, without the places of its files; None if it logs it nowhere.
+
+    It logs Tasks, and scripts whose metrics it finds, unless their code imports the package and so logs by itself.
+    """
+    imported = {module.partition(".")[0] for module, _ in code.conventions.imports}
+    mlflow, wandb = mlflow_uri(spec), wandb_mode(spec)
+    if spec.train is None:
+        mlflow = mlflow if _logs_script(spec, imported, "mlflow") else ""
+        wandb = wandb if _logs_script(spec, imported, "wandb") else ""
+    if not mlflow and not wandb:
+        return None
+    return TrackingConfig(mlflow=mlflow, wandb=wandb)
+
+
+def _logs_script(spec: JobSpec, imported: set[str], package: str) -> bool:
+    return bool(spec.metrics) and package not in imported
+
+
+def offline_folder(
+    spec: JobSpec, config: RunConfig, run_folder: str, resumed: ResumeSource | None
+) -> str:
+    """Return the folder of a run's offline files, which is that of the first run of its training."""
+    if spec.cluster.network.isolation:
+        # SageMaker syncs this folder, and nothing else of an isolated container before its end.
+        return (CONTAINER_TREE.checkpoints / _OFFLINE_FOLDER).as_uri()
+    if resumed is not None and is_same_training(resumed.training, config.training):
+        return resumed.offline_files or f"{run_folder}/{_OFFLINE_FOLDER}"
+    return f"{run_folder}/{_OFFLINE_FOLDER}"
+
+
+def tracking_variables(
     spec: JobSpec, config: RunConfig, run: str, resumed: ResumeSource | None
 ) -> dict[str, str]:
-    """Return the environment variables of a job that is tracked with MLflow; without one nothing.
+    """Return the environment variables by which code reaches the trackers; without one nothing.
 
-    A run that continues the training of another one has the name of that one's MLflow run.
+    A run that continues the training of another one has the name and id of that one's run in a service.
     """
-    uri = mlflow_uri(spec)
-    if not uri:
-        return {}
-    mlflow_run = run
+    named: Mapping[str, str] = {}
     if resumed is not None and is_same_training(resumed.training, config.training):
         # Empty where the earlier run was not tracked.
-        mlflow_run = resumed.mlflow_run or run
-    defaults = {
-        "MLFLOW_EXPERIMENT_NAME": spec.name,
-        MLFLOW_NAME_VARIABLE: mlflow_run,
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "DO_NOT_TRACK": "true",
-    }
+        named = resumed.tracked
+    defaults: dict[str, str] = {}
+    if mlflow_uri(spec):
+        defaults |= {
+            "MLFLOW_EXPERIMENT_NAME": spec.name,
+            _MLFLOW_NAME_VARIABLE: named.get(_MLFLOW_NAME_VARIABLE) or run,
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "DO_NOT_TRACK": "true",
+        }
+    wandb = spec.tracking.wandb
+    if wandb is not None:
+        identifier = named.get(_WANDB_ID_VARIABLE) or run
+        defaults |= {
+            WANDB_MODE_VARIABLE: wandb.mode,
+            "WANDB_PROJECT": wandb.project or spec.name,
+            _WANDB_ID_VARIABLE: identifier,
+            "WANDB_NAME": identifier,
+            "WANDB_RESUME": "allow",
+            "WANDB_ERROR_REPORTING": "false",
+        }
+        if wandb.entity is not None:
+            defaults["WANDB_ENTITY"] = wandb.entity
     own = {name: value for name, value in spec.code.variables.items() if name in defaults}
-    return {**defaults, **own, MLFLOW_URI_VARIABLE: uri}
+    found = {name: value for name, value in defaults.items() if name not in spec.code.secrets}
+    found |= own
+    if uri := mlflow_uri(spec):
+        found[MLFLOW_URI_VARIABLE] = uri
+    return found
+
+
+def check_tracking(spec: JobSpec, config: RunConfig, *, is_local: bool) -> Iterator[Diagnostic]:
+    """Check that a run can log in at Weights & Biases, and say who logs a script."""
+    mode = wandb_mode(spec)
+    tracking = config.tracking or TrackingConfig()
+    if mode == "online" and not is_local and not _has_wandb_key(spec):
+        yield error(
+            ("tracking", "wandb"),
+            "no key of Weights & Biases: the run could not log in",
+            "code.env: {WANDB_API_KEY: {secret: NAME}}, or tracking.wandb.mode: offline",
+        )
+    if mode == "online" and is_local and not _has_wandb_key(spec):
+        yield decision(
+            "tracking.wandb: without WANDB_API_KEY a local run uses the login of this machine (wandb login)"
+        )
+    if tracking.wandb == "offline":
+        place = "the folder wandb of the run"
+        if spec.cluster.network.isolation:
+            place = "the folder wandb of the checkpoints"
+        yield decision(
+            f"tracking.wandb: the offline files are kept in {place}, which status names; to upload a copy of them: "
+            "wandb sync FOLDER/offline-run-*"
+        )
+    if mode and spec.train is None and not tracking.wandb:
+        yield decision(
+            "tracking.wandb: the script logs by itself: wandb.init() finds project, id and mode in its environment. "
+            "cloudtrain logs the metrics of a script that has `metrics` and does not import wandb"
+        )
+
+
+def _has_wandb_key(spec: JobSpec) -> bool:
+    return any(name in spec.code.secrets or name in spec.code.variables for name in _WANDB_KEYS)
 
 
 def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:
-    """Check that a container of a cluster can reach the MLflow server."""
+    """Check that a container of a cluster can reach the trackers."""
     uri = mlflow_uri(spec)
+    is_isolated = spec.cluster.network.isolation
     if uri.startswith(_SQLITE):
         message = "a cluster cannot write a database on this machine"
         yield error(("tracking", "mlflow"), message, "name a server: its ARN, or https://host")
@@ -59,7 +162,12 @@ def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:
         yield warning(
             f"tracking.mlflow: on SageMaker {uri} is the container itself; it is this machine in a sandbox"
         )
-    if uri and spec.cluster.network.isolation:
+    if uri and is_isolated:
         yield warning(
             "tracking.mlflow: an isolated container reaches no MLflow server, so its run is not tracked"
+        )
+    if wandb_mode(spec) == "online" and is_isolated:
+        yield warning(
+            "tracking.wandb: an isolated container does not reach Weights & Biases, so its run is not tracked; with "
+            "mode: offline its files are kept with the checkpoints"
         )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, WANDB_MODE_VARIABLE
 from cloudtrain.preflight import (
     account,
     checkpoints,
@@ -118,6 +118,8 @@ def _check_groups(plan: Plan) -> Iterator[CheckGroup]:
     yield CheckGroup((*names, *to_pypi), network.check_network)
     if MLFLOW_URI_VARIABLE in plan.request.get("Environment", {}):
         yield CheckGroup(("tracking",), services.check_tracking)
+    if plan.request.get("Environment", {}).get(WANDB_MODE_VARIABLE) == "online":
+        yield CheckGroup(("wandb",), services.check_wandb)
     yield CheckGroup(("budget",), services.check_budget)
     if services.topic_of(plan) is not None:
         yield CheckGroup(("notify",), services.check_notify)

@@ -1,4 +1,4 @@
-"""Checks of what a run uses besides SageMaker: budgets, MLflow, and the rule that sends a message at its end."""
+"""Checks of what a run uses besides SageMaker: budgets, trackers, and the rule that sends a message at its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from cloudtrain.job.job_fields import NOTIFY_TAG
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, WANDB_URL, WANDB_URL_VARIABLE
 from cloudtrain.preflight.base import CONNECT_SECONDS, CheckContext
 from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain_runtime.contract.redaction import redact
@@ -88,6 +88,25 @@ def check_tracking(context: CheckContext) -> Iterator[Check]:
             "without it, and reports how many values it has dropped"
         )
         yield passed("tracking", f"{uri} does not answer this machine", warning=warning)
+
+
+def check_wandb(context: CheckContext) -> Iterator[Check]:
+    """Ask Weights & Biases for any answer. Without one a run trains all the same, so this is a warning only."""
+    variables = context.plan.request["Environment"]
+    url = redact(variables.get(WANDB_URL_VARIABLE, WANDB_URL))
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS):  # noqa: S310 (of the job's own file)
+            yield passed("wandb", f"{url} answers")
+    except urllib.error.HTTPError as error:
+        # Such as 404: it answers.
+        yield passed("wandb", f"{url} answers with status {error.code}")
+    except (OSError, ValueError) as error:
+        reason = redact(str(getattr(error, "reason", error)))
+        warning = (
+            f"tracking.wandb: {url} does not answer this machine ({reason}). A run that cannot reach it trains without "
+            "it, and reports how many values it has dropped; with mode: offline it keeps files for wandb sync"
+        )
+        yield passed("wandb", f"{url} does not answer this machine", warning=warning)
 
 
 def topic_of(plan: Plan) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_number, format_size
+from cloudtrain.support.web_links import web_link
 from cloudtrain_runtime.contract import EVENT_PREFIX, parse_event
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import EVALUATION_FIELDS
@@ -356,7 +357,14 @@ def _describe_finished(event: Event) -> str:
 
 
 def _describe_tracking(event: Event) -> str:
-    return event.get("detail") or f"logs to the MLflow run {event['mlflow_run']}"
+    if event.get("detail"):
+        return str(event["detail"])
+    if event.get("files"):
+        return f"writes offline files of Weights & Biases to {event['files']}"
+    name = "MLflow run" if "mlflow_run" in event else "run of Weights & Biases"
+    identifier = event.get("mlflow_run") or event["wandb_run"]
+    link = web_link(event.get("url", ""))
+    return f"logs to the {name} {link or identifier}"
 
 
 def _describe_profile(event: Event) -> str:

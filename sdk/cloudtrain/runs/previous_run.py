@@ -13,7 +13,7 @@ from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.plan import PLAN_VERSION, CodeInfo
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
 from cloudtrain.planning.storage_layout import PLAN_FILE, ResumeSource, direct_folder_of
-from cloudtrain.planning.tracking import MLFLOW_NAME_VARIABLE, MLFLOW_URI_VARIABLE
+from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, RUN_VARIABLES
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.run_id import is_run_id
@@ -46,12 +46,14 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
     except KeyError:
         hint = "give the folder of its checkpoints instead"
         raise RunNotFoundError(f"the plan.json of {run} is missing or damaged", hint) from None
+    variables = _fields(request.get("Environment"))
     return ResumeSource(
         folder=folder,
         checkpoints=steps or folder,
         run=run,
         uploaded=_data_by_uploaded_uri(plan),
-        mlflow_run=_fields(request.get("Environment")).get(MLFLOW_NAME_VARIABLE, ""),
+        tracked={name: variables[name] for name in RUN_VARIABLES if name in variables},
+        offline_files=str(_fields(config.get("tracking")).get("files", "")),
         training=decode_floats(_fields(config.get("training"))),
         job=_fields(plan.get("job")),
     )

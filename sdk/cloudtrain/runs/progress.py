@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from cloudtrain.support.web_links import web_link
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import metric_values, step_values
 
@@ -43,7 +44,8 @@ class Progress:
         bandwidth_gbps: Bandwidth of an all-reduce over all ranks at the start, in Gbit/s.
         slow_network: Warning about the bandwidth, or None.
         host_environments: Latest event `environment` by host, about its driver, devices and packages.
-        untracked: What was not logged to MLflow, or why, or None.
+        untracked: What was not logged, or why, by tracker.
+        tracked: Where it is logged, by tracker: the address of a page, or the folder of offline files.
         host_ranks: Latest event `ranks` by host, about the ranks of a script.
         host_files: Event `outputs` by host, about the job's files at the end.
         finished_at: When a Task has done its work (seconds since the epoch), in its present attempt, or None.
@@ -78,7 +80,8 @@ class Progress:
     bandwidth_gbps: float | None = None
     slow_network: str | None = None
     host_environments: Mapping[str, Event] = field(default_factory=dict)
-    untracked: str | None = None
+    untracked: Mapping[str, str] = field(default_factory=dict)
+    tracked: Mapping[str, str] = field(default_factory=dict)
     host_ranks: Mapping[str, Event] = field(default_factory=dict)
     host_files: Mapping[str, Event] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
@@ -164,6 +167,19 @@ def _fold_started(progress: Progress, event: Event) -> Progress:
         marks=(),
         began_at=event.get("time") if progress.began_at is None else progress.began_at,
     )
+
+
+def _fold_tracking(progress: Progress, event: Event) -> Progress:
+    """Fold an event of a tracker. One without a detail means that it answers."""
+    name = event.get("tracker") or "mlflow"
+    untracked = {each: text for each, text in progress.untracked.items() if each != name}
+    if event.get("detail"):
+        untracked[name] = event["detail"]
+    # A script can print such an event, too.
+    place = web_link(event.get("url", "")) or event.get("files", "")
+    if not place:
+        return replace(progress, untracked=untracked)
+    return replace(progress, untracked=untracked, tracked={**progress.tracked, name: place})
 
 
 def _fold_steps(progress: Progress, events: Iterable[Event]) -> Progress:
@@ -289,7 +305,7 @@ _FOLDS: dict[str, Callable[[Progress, Event], Progress]] = {
     "bandwidth": lambda progress, event: replace(
         progress, bandwidth_gbps=event["gbps"], slow_network=event.get("warning")
     ),
-    "tracking": lambda progress, event: replace(progress, untracked=event.get("detail")),
+    "tracking": _fold_tracking,
     "finished": lambda progress, event: replace(
         _fold_steps(progress, (event,)),
         last_epoch=event.get("epochs", progress.last_epoch),

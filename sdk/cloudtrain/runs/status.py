@@ -258,11 +258,10 @@ class Status:
         return tuple(found)
 
     def host_warnings(self) -> tuple[str, ...]:
-        """Return warnings about what hosts lack, MLflow, lone ranks, metrics that were not found, and lost files."""
+        """Return warnings about what hosts lack, trackers, lone ranks, metrics that were not found, and lost files."""
         progress = self.progress
         found = _environment_warnings(progress.host_environments.values())
-        if progress.untracked is not None:
-            found.append(progress.untracked)
+        found += progress.untracked.values()
         # For a failed run, only the failure matters.
         if self.state is not State.FAILED:
             found += self._training_warnings()
@@ -439,6 +438,7 @@ class Status:
             "metrics": dict(progress.metrics),
             "hosts": dict(progress.host_environments),
             "artifacts": dict(self.artifacts),
+            "tracking": dict(progress.tracked),
         }
 
 

@@ -55,6 +55,7 @@ _REFUSED = {
     "code.command": "AWS's toolkit starts one rank per GPU, not a command per instance",
     "code.outputs": "AWS's toolkit keeps only /opt/ml/model and /opt/ml/output/data",
     "tracking.tensorboard": "a tuning job syncs no TensorBoard files",
+    "tracking.wandb": "all trials would have the id of one run",
     "request": "its members are those of training jobs",
 }
 """Fields of a job that a tuning job cannot express, and why."""

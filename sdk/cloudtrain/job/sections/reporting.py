@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -72,6 +72,24 @@ _MLFLOW_FORM = matching(
 )
 
 
+_WANDB_NAME = matching(
+    re.compile(r"[^/\\#?%:\s][^/\\#?%:]{0,127}"),
+    "a name without / \\ # ? % :",
+    "the name is the one in the address of the project: wandb.ai/ENTITY/PROJECT",
+)
+
+
+class Wandb(Section):
+    """The run at Weights & Biases."""
+
+    project: Annotated[str, _WANDB_NAME] | None = Field(None, examples=["segmentation"])
+    """Name of the project; default: the job's name."""
+    entity: Annotated[str, _WANDB_NAME] | None = Field(None, examples=["my-team"])
+    """Name of the team or user; default: that of the key."""
+    mode: Literal["online", "offline", "disabled"] = "online"
+    """Log while the job runs (`online`), write files for `wandb sync` (`offline`), or nothing (`disabled`)."""
+
+
 class Tracking(Section):
     """Where metrics go besides the event lines."""
 
@@ -79,6 +97,8 @@ class Tracking(Section):
     """Write a Task's curves for TensorBoard, and copy /opt/ml/output/tensorboard to S3 while the job runs."""
     mlflow: Annotated[str, _MLFLOW_FORM] | None = None
     """ARN of a SageMaker MLflow server or app, uri of a server, or path of a database such as mlflow.db (local)."""
+    wandb: Wandb | None = None
+    """Log the run at Weights & Biases."""
 
 
 class Output(Section):

@@ -118,6 +118,11 @@ function table(caption, heads, rows, attributes = {}) {
     el("table", attributes, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body)));
 }
 
+/** A link to a page of a tracker; text that is no address of the web stays text. */
+function webLink(text) {
+  return /^https?:\/\/[^\s@]+$/.test(text) ? el("a", { href: text, target: "_blank", rel: "noopener noreferrer" }, text) : text;
+}
+
 function facts(pairs) {
   return el("dl", { class: "facts" }, pairs.filter((pair) => pair[1] !== "" && pair[1] !== null && pair[1] !== undefined)
     .map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));

@@ -103,6 +103,7 @@ class RunView {
         ["cost so far", texts.cost], ["price per hour", isBilled ? formatUsd(cost.usd_per_hour) : ""],
         ["estimate at the time limit", isBilled ? formatUsd(cost.max_usd) : ""], ["at risk since the last checkpoint", texts.at_risk],
         ...metric.map(([name, value]) => [name, describeMetric(value)]),
+        ...Object.entries(status.tracking ?? {}).map(([name, place]) => [name, webLink(place)]),
         ["tags", Object.entries(entry.tags ?? {}).map(([name, value]) => `${name}=${value}`).join(", ")],
       ]),
       this.source.isLive ? this.actions() : null);

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract.metric_values import metric_values
+from cloudtrain_runtime.metrics.tracking.tracker import require_package
 from cloudtrain_runtime.process.event_log import add_listener
-from cloudtrain_runtime.tracking.tracker import require_package
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

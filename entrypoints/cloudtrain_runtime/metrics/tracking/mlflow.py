@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.process.event_log import emit
-from cloudtrain_runtime.tracking.tracker import (
+from cloudtrain_runtime.metrics.tracking.tracker import (
     Connection,
     Ending,
     Value,
@@ -22,6 +21,7 @@ from cloudtrain_runtime.tracking.tracker import (
     read_plan,
     require_package,
 )
+from cloudtrain_runtime.process.event_log import emit
 
 _REQUEST_SECONDS = 10
 _BATCH_PARAMETERS = 100
@@ -48,6 +48,11 @@ class MlflowTracker:
         self._client: Any = None
         self._run = ""
         self._has_warned = False
+
+    @property
+    def name(self) -> str:
+        """The service's name."""
+        return "mlflow"
 
     @property
     def place(self) -> str:
@@ -192,7 +197,7 @@ class MlflowTracker:
     def _warn(self, detail: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            emit("tracking", detail=detail)
+            emit("tracking", tracker=self.name, detail=detail)
 
 
 def _artifact_root(uri: str) -> str | None:

@@ -14,8 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain_runtime.contract.metric_values import metric_values
+from cloudtrain_runtime.metrics.tracking.tracker import (
+    Connection,
+    Ending,
+    Tracker,
+    Value,
+    describe_error,
+)
 from cloudtrain_runtime.process.event_log import emit
-from cloudtrain_runtime.tracking.tracker import Connection, Ending, Tracker, Value, describe_error
 
 _INTERVAL_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -89,11 +95,12 @@ class BackgroundLogger:
         if dropped:
             emit(
                 "tracking",
+                tracker=self._tracker.name,
                 dropped=dropped,
                 detail=f"{dropped} values were not logged to {place}",
             )
         elif self._connection is not None and (self._thread.is_alive() or self._has_failed):
-            emit("tracking", detail=f"{place} has not confirmed the last values")
+            self._emit(detail=f"{place} has not confirmed the last values")
 
     def _work(self) -> None:
         pause, is_last = _INTERVAL_SECONDS, False
@@ -112,10 +119,13 @@ class BackgroundLogger:
                 )
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
+    def _emit(self, **fields: str) -> None:
+        emit("tracking", tracker=self._tracker.name, **fields)
+
     def _warn(self, detail: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            emit("tracking", detail=detail)
+            self._emit(detail=detail)
 
     def _log(self, *, is_last: bool) -> None:
         """Log the values so far, at first with everything that describes the run."""
@@ -126,7 +136,7 @@ class BackgroundLogger:
             self._newest = dict(found.logged)
             self._connection = found
             if found.fields:
-                emit("tracking", **found.fields)
+                self._emit(**found.fields)
         checkpoint = self._checkpoint
         while self._take_batch():
             self._dropped += self._tracker.log(self._sending)

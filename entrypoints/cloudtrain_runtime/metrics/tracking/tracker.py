@@ -40,7 +40,7 @@ class Connection:
 
     Attributes:
         logged: Last step that is logged, by metric.
-        fields: Fields of the event `tracking` that tells users where the run is: `url` and others.
+        fields: Fields of the event `tracking` with the place of the run: `url` and others.
     """
 
     logged: Mapping[str, int] = field(default_factory=dict)
@@ -53,6 +53,10 @@ class Tracker(Protocol):
     One thread calls all methods but `require_packages`. A method that raises an exception is called again later, with
     growing pauses; one that does not return delays nothing but this service.
     """
+
+    @property
+    def name(self) -> str:
+        """The service's name in job.yaml and in the event `tracking`."""
 
     @property
     def place(self) -> str:

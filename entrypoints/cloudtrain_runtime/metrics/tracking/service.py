@@ -12,33 +12,16 @@ import sys
 import time
 from pathlib import Path
 
-from cloudtrain_runtime.contract import RunConfig, parse_event
+from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.metrics.tracking.background import BackgroundLogger
+from cloudtrain_runtime.metrics.tracking.process import CLOSE_SECONDS, ENDED_FILE, EVENTS_FILE
+from cloudtrain_runtime.metrics.tracking.services import trackers_of
+from cloudtrain_runtime.metrics.tracking.tracker import Ending
 from cloudtrain_runtime.process.environment import read_run_config
 from cloudtrain_runtime.process.event_log import EVENTS_FILE_VARIABLE
-from cloudtrain_runtime.tracking.background import BackgroundLogger
-from cloudtrain_runtime.tracking.process import CLOSE_SECONDS, ENDED_FILE, EVENTS_FILE
-from cloudtrain_runtime.tracking.tracker import Ending, Tracker
 
 _POLL_SECONDS = 0.5
 _PIECE_BYTES = 1 << 20
-
-
-def trackers_of(config: RunConfig, folder: Path) -> list[Tracker]:
-    """Return the services that a run is logged to.
-
-    Args:
-        config: The run's configuration.
-        folder: Folder for their own files on this host.
-    """
-    from cloudtrain_runtime.tracking.mlflow import MlflowTracker
-
-    found: list[Tracker] = []
-    tracking = config.tracking
-    if tracking is None:
-        return found
-    if tracking.mlflow:
-        found.append(MlflowTracker(config))
-    return found
 
 
 def main() -> None:

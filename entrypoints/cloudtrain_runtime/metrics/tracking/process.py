@@ -29,7 +29,7 @@ ENDED_FILE: Final = "ended"
 _MARGIN_SECONDS = 5.0
 """How much longer the process may take to end than its services."""
 
-_MODULE = "cloudtrain_runtime.tracking.service"
+_MODULE = "cloudtrain_runtime.metrics.tracking.service"
 
 
 class TrackingProcess:
@@ -118,7 +118,7 @@ def start_tracking(
     Raises:
         JobError: a package is not installed.
     """
-    from cloudtrain_runtime.tracking.service import trackers_of
+    from cloudtrain_runtime.metrics.tracking.services import trackers_of
 
     for tracker in trackers_of(config, tree.tracking):
         tracker.require_packages()
