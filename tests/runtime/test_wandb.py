@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support.jobs import Cli, processes_of, until
 from support.wandb_files import OfflineRun, read_offline
+from support.wandb_server import ENTITY, serve_wandb
 
 from cloudtrain_runtime.contract import parse_event
 
@@ -178,6 +179,37 @@ def test_the_metrics_of_a_script_are_logged(
     assert found.exit_codes == [0]
 
 
+def online(url: str, *more: str) -> list[str]:
+    """Return the changes of the job that log it to a server, with a key of the environment."""
+    values = {"WANDB_BASE_URL": url, "WANDB_API_KEY": "{secret: team/wandb}"}
+    changes = [f"--set=code.env.{name}={value}" for name, value in values.items()]
+    return [*changes, "--set=tracking.wandb.mode=online", *more]
+
+
+def test_an_online_run_is_continued_where_it_is(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    with serve_wandb() as server:
+        changes = online(server.url, "--set=code.env.FAIL_AT=34")
+        failed = cli("submit", write(job, tmp_path), "--local", "--json", "--follow", *changes)
+        assert failed.code == 4, failed.err
+        first = failed.json["run"]
+        kept = server.runs["demo", first]
+        assert kept.steps == list(range(1, 35))
+        before = list(kept.rows)
+        done = cli("resume", first, "--follow", "--json", "--set=code.env.FAIL_AT=-1")
+        assert done.code == 0, done.err
+    assert list(server.runs) == [("demo", first)]
+    assert kept.steps == list(range(1, 41))
+    assert kept.rows[:34] == before, "the repeated steps keep their first values"
+    assert kept.exit_codes == [1, 0]
+    link = f"{server.url}/{ENTITY}/demo/runs/{first}"
+    assert done.json["tracking"] == {"wandb": link}
+    assert link in cli("status", done.json["run"]).out
+    assert "a" * 40 not in cli("logs", done.json["run"]).out
+
+
 @contextlib.contextmanager
 def silent_server() -> Iterator[str]:
     """Yield the address of a server that accepts connections and never answers."""
@@ -194,20 +226,13 @@ def silent_server() -> Iterator[str]:
 
 
 def test_a_server_that_hangs_does_not_fail_a_run(
-    cli: Cli, job: Callable[..., Path], tmp_path: Path
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     with silent_server() as url:
         path = write(job, tmp_path)
-        variables = {
-            "WANDB_BASE_URL": url,
-            "WANDB_API_KEY": "{secret: team/wandb}",
-            "WANDB_INIT_TIMEOUT": "2",
-        }
-        changes = [f"--set=code.env.{name}={value}" for name, value in variables.items()]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("WANDB_API_KEY", "a" * 40)
-            changes.append("--set=tracking.wandb.mode=online")
-            done = cli("submit", path, "--local", "--json", "--follow", *changes)
+        changes = online(url, "--set=code.env.WANDB_INIT_TIMEOUT=2")
+        done = cli("submit", path, "--local", "--json", "--follow", *changes)
         assert (done.code, done.json["last_step"]) == (0, 40), done.err
     run = done.json["run"]
     first, last = events(cli, run, "tracking")
