@@ -81,6 +81,10 @@ REASONS = {
     "entrypoints/cloudtrain_runtime/launcher/group_joins.py": TREE,
     "entrypoints/cloudtrain_runtime/launcher/hang.py": TREE,
     "entrypoints/cloudtrain_runtime/launcher/script_report.py": TREE,
+    "entrypoints/cloudtrain_runtime/metrics/tracking/process.py": TREE,
+    "entrypoints/cloudtrain_runtime/metrics/tracking/tracker.py": (
+        "the state of offline files, at a name that only the runs of one training write"
+    ),
     "entrypoints/cloudtrain_runtime/process/heartbeat.py": TREE,
     "entrypoints/cloudtrain_runtime/process/rehearsal.py": TREE,
     "entrypoints/cloudtrain_runtime/process/stop_notice.py": TREE,
