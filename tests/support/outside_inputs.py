@@ -250,8 +250,15 @@ SOURCES = (
             f"{_R}/launch.py",
             f"{_R}/launcher/sagemaker_environment.py",
             f"{_R}/launcher/toolkit.py",
-            f"{_R}/metrics/tracking/mlflow.py",
+            f"{_R}/metrics/tracking/tracker.py",
         ),
+    ),
+    Source(
+        "the state of offline files of Weights & Biases",
+        "who can write the folder of the run",
+        "fields and their types; a damaged one is an error of the tracker alone",
+        "tests/runtime/test_offline_files.py::test_a_damaged_state_is_an_error",
+        (f"{_R}/metrics/tracking/offline_files.py",),
     ),
     Source(
         "secrets, by AWS's Secrets Manager",
