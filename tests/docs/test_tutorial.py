@@ -49,6 +49,8 @@ def without_numbers(line: str) -> str:
     line = re.sub(r"\b[0-9a-f]{6}\b", "ID", line)
     line = re.sub(r"( succeeded in \w+) .*", r"\1", line)
     line = re.sub(r"[▁▂▃▄▅▆▇█]+(  best .* at step \d+)?", "▁", line)
+    # On a slow machine 22s is 1m5s.
+    line = re.sub(r"\b(\d+[hms])+\b", "TIME", line)
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", line)).strip()
 
 

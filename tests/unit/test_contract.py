@@ -47,7 +47,9 @@ def test_run_json_round_trips() -> None:
 
 def test_run_json_of_another_version_is_refused() -> None:
     text = json.dumps({**json.loads(CONFIG.to_json()), "version": 99})
-    with pytest.raises(ValueError, match="version 99, which a newer cloudtrain wrote; this one reads version 1"):
+    with pytest.raises(
+        ValueError, match="version 99, which a newer cloudtrain wrote; this one reads version 1"
+    ):
         RunConfig.from_json(text)
 
 
