@@ -82,7 +82,7 @@ class WandbTracker:
 
     def connect(self, started: Mapping[str, Any]) -> Connection:  # noqa: ARG002 (the id is planned)
         """Create the run, or continue it: one id is that of all runs of a training."""
-        for name, value in _QUIET.items():
+        for name, value in {**_QUIET, "WANDB_MODE": self._mode()}.items():
             os.environ.setdefault(name, value)
         if self._files is None:
             self._open()
@@ -148,7 +148,6 @@ class WandbTracker:
             name=os.environ.get("WANDB_NAME", self._id),
             project=os.environ.get("WANDB_PROJECT"),
             entity=os.environ.get("WANDB_ENTITY"),
-            mode=self._mode(),
             dir=str(self._folder),
             config=described,
             allow_val_change=True,
