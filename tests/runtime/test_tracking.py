@@ -18,6 +18,7 @@ from cloudtrain_runtime.metrics.tracking.tracker import Connection, Ending, Valu
 class Service:
     """A tracker that keeps what it gets, has steps already, fails some calls, or hangs."""
 
+    name = "service"
     place = "a service"
 
     def __init__(self, logged: Mapping[str, int] | None = None, *, failures: int = 0) -> None:
