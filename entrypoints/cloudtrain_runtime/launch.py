@@ -202,8 +202,9 @@ def _run_ranks(
         output.end()
     code.report(host.name)
     report.end()
+    hung = watch.end()
     tracking.end(exit_code, is_stopping=stop.is_received())
-    if (hung := watch.end()) is not None:
+    if hung is not None:
         return hung
     if exit_code != 0 and not stop.is_received():
         watch.keep_traces()

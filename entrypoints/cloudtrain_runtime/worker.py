@@ -97,12 +97,15 @@ def run_rank() -> None:
         )
     global _leaving_seconds  # noqa: PLW0603 (a process has one rank)
     _leaving_seconds = config.hang_seconds
-    if is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ):
+    is_of_toolkit = is_mpirun_rank(os.environ) or is_toolkit_trial(os.environ)
+    if is_of_toolkit:
         replace_launcher(config)
     os.environ.update(torchrun_variables(os.environ))
     reserve_master_port(os.environ)
     listen_on_loopback()
     load_secrets(config)
+    if is_of_toolkit and os.environ["RANK"] == "0":
+        track_run(config)
     prefix_lines(os.environ)
     heartbeat.arm(os.environ)
     code = str(Path.cwd())
@@ -131,14 +134,18 @@ def replace_launcher(config: RunConfig) -> None:
         sys.path.insert(1, str(tree.include))
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", os.environ.get("LOCAL_RANK")) == "0":
         report_environment(tree, read_host(tree), config, read_cuda())
-    if (
-        config.tracking is not None
-        and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK")) == "0"
-    ):
-        try:
-            atexit.register(start_tracking(tree, config, os.environ).end)
-        except JobError as error:
-            exit_with_error(error)
+
+
+def track_run(config: RunConfig) -> None:
+    """Start the process that logs the run to its trackers, where no launcher of cloudtrain does."""
+    if config.tracking is None:
+        return
+    try:
+        atexit.register(start_tracking(ml_tree(os.environ), config, os.environ).end)
+    except JobError as error:
+        exit_with_error(error)
+    except OSError as error:
+        emit("tracking", detail=f"the run is not logged to its trackers: {error}")
 
 
 def trim_to_user_code(trace: TracebackType | None) -> TracebackType | None:

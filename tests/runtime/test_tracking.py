@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract import format_event, parse_event
 from cloudtrain_runtime.metrics.tracking import background
 from cloudtrain_runtime.metrics.tracking.background import BackgroundLogger
+from cloudtrain_runtime.metrics.tracking.service import EventReader
 from cloudtrain_runtime.metrics.tracking.tracker import Connection, Ending, Value
 
 
@@ -97,6 +99,40 @@ def test_values_beyond_the_limit_are_counted(
     service.hangs.set()
 
 
+def test_a_failed_last_request_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "_INTERVAL_SECONDS", 0.01)
+    service = Service(failures=2)
+    finished = {"event": "finished", "time": 2.0, "step": 1}
+    log(service, step(1), finished)
+    assert ([each.step for each in service.values], service.ending) == ([1], Ending.FINISHED)
+    away = Service(failures=10**6)
+    log(away, step(1))
+    assert away.failures == 10**6 - 3, "a service that is away holds no run"
+
+
+def test_a_failure_after_the_end_wins() -> None:
+    service = Service()
+    logger = BackgroundLogger(service)
+    logger.on_event({"event": "started", "time": 0.0})
+    logger.on_event({"event": "finished", "time": 1.0, "step": 1})
+    logger.close(Ending.FAILED)
+    logger.join(time.monotonic() + 60)
+    assert service.ending is Ending.FAILED
+
+
+def test_a_long_line_does_not_end_the_reading(tmp_path: Path) -> None:
+    service = Service()
+    logger = BackgroundLogger(service)
+    lines = [format_event("started", {"time": 0.0}), "x" * (3 << 20)]
+    lines.append(format_event("step", {"time": 1.0, "step": 1, "loss": 0.5}))
+    file = tmp_path / "events"
+    file.write_text("\n".join(lines) + "\n")
+    EventReader(file, [logger]).read()
+    logger.close()
+    logger.join(time.monotonic() + 60)
+    assert [each.step for each in service.values] == [1]
+
+
 def test_a_failed_request_is_sent_again(capfd: pytest.CaptureFixture[str]) -> None:
     service = Service(failures=1)
     logger = BackgroundLogger(service)
@@ -109,4 +145,4 @@ def test_a_failed_request_is_sent_again(capfd: pytest.CaptureFixture[str]) -> No
     logger.join(time.monotonic() + 60)
     assert [each.step for each in service.values] == [1, 2]
     (warning,) = [event for event in events(capfd) if "detail" in event]
-    assert "does not answer, values are kept: ConnectionError" in warning["detail"]
+    assert "takes no values, they are kept: ConnectionError" in warning["detail"]

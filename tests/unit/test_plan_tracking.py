@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.plans import RUN, SCRIPT_JOB, PlanOf, local, refusal
+from support.plans import CODE, RUN, SCRIPT_JOB, SETTINGS, PlanOf, local, refusal
 
+from cloudtrain.backends.local.target import LocalTarget
+from cloudtrain.features.rehearsal.engine import rehearsed_spec
+from cloudtrain.features.rehearsal.shape import Shape
+from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.static_analysis.conventions import read_conventions
+from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.planning.tracking import decide_tracking
 from cloudtrain.runs.previous_run import checkpoints_of
 from cloudtrain.runs.progress import fold_events
 from cloudtrain.support.web_links import web_link
@@ -63,6 +72,9 @@ def test_offline_files_are_with_the_run(plan_of: PlanOf) -> None:
     assert isolated is not None
     assert isolated.files == "file:///opt/ml/checkpoints/wandb"
     assert plan_of("tracking.wandb.mode=disabled").config.tracking is None
+    here = plan_of(OFFLINE, "cluster.network.isolation=true", **local()).config.tracking
+    assert here is not None
+    assert here.files.endswith(f"/{RUN}/wandb")
 
 
 def resumed_from(plan_of: PlanOf, *changes: str) -> ResumeSource:
@@ -88,8 +100,61 @@ def test_a_cluster_needs_a_key(plan_of: PlanOf) -> None:
     assert "no key of Weights & Biases" in text
     assert "WANDB_API_KEY: {secret: NAME}" in text
     assert plan_of("tracking.wandb={}", KEY).config.tracking is not None
+
+
+def test_a_local_run_needs_a_package_and_a_login(plan_of: PlanOf) -> None:
     found = plan_of("tracking.wandb={}", **local()).decisions
     assert any("the login of this machine" in each for each in found)
+    text = refusal(plan_of, "tracking.wandb={}", **on_machine(has_wandb_login=False))
+    assert "wandb login, or code.env: {WANDB_API_KEY: {secret: NAME}}" in text
+    lacks = on_machine(missing=frozenset({"wandb", "mlflow"}))
+    text = refusal(plan_of, OFFLINE, "tracking.mlflow=https://a.b", **lacks)
+    assert "tracking.wandb: this machine lacks the package wandb" in text
+    assert "tracking.mlflow: this machine lacks the package mlflow" in text
+    assert plan_of(OFFLINE, text=SCRIPT_JOB, **lacks).config.tracking is None
+
+
+def on_machine(**facts: Any) -> dict[str, Any]:
+    """Return the arguments that plan a run on a machine without GPUs."""
+    machine = Machine(gpus=0, **facts)
+    return {"target": LocalTarget(SETTINGS, Path("/somewhere/.cloudtrain"), machine)}
+
+
+METRICS = "metrics={loss: 'loss=([0-9.]+)'}"
+
+
+@pytest.mark.parametrize(
+    "change", ["code.args=[--report_to, wandb]", "code={command: [python, train.py]}"]
+)
+def test_two_never_log_to_one_run(plan_of: PlanOf, change: str) -> None:
+    plan = plan_of(OFFLINE, METRICS, change, text=SCRIPT_JOB)
+    assert plan.config.tracking is None
+    assert any("the script logs by itself" in each for each in plan.decisions)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["def start():\n    import wandb\n", 'arguments = dict(report_to="wandb")\n'],
+    ids=["import", "name"],
+)
+def test_code_with_a_sign_of_a_tracker_logs_by_itself(tmp_path: Path, job: Any, code: str) -> None:
+    (tmp_path / "own.py").write_text(code)
+    conventions = read_conventions(tmp_path, "own.py")
+    assert conventions.trackers == {"wandb"}
+    spec = JobSpec.from_yaml(job(SCRIPT_JOB, train_py=code), (OFFLINE, METRICS))
+    assert decide_tracking(spec, dataclasses.replace(CODE, conventions=conventions)) is None
+    assert decide_tracking(spec, CODE) == TrackingConfig(wandb="offline")
+
+
+def test_a_rehearsal_is_in_no_tracker(job: Any) -> None:
+    spec = JobSpec.from_yaml(job(SCRIPT_JOB, train_py=""), ("code.env={WANDB_MODE: online}",))
+    rehearsed = rehearsed_spec(spec, Shape(hosts=1, ranks=1), 10)
+    assert rehearsed.code.env == {"WANDB_MODE": "disabled"}
+
+
+def test_an_earlier_runtime_reads_what_mlflow_needs(plan_of: PlanOf) -> None:
+    plan = plan_of("tracking.mlflow=https://a.b")
+    assert json.loads(plan.config.to_json())["tracking"].keys() == {"mlflow", "plan"}
 
 
 def test_an_isolated_run_is_not_online(plan_of: PlanOf) -> None:

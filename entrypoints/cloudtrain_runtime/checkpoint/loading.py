@@ -177,7 +177,8 @@ def _newest_complete(
         CheckpointError: A newer one is of a newer cloudtrain: an older one would lose the steps since.
     """
     for each in reversed(records):
-        is_meant = run in ("", each.run) and step in (None, each.step)
+        # One that cannot be read may say of no run that it is its own.
+        is_meant = (not run or each.run in (None, run)) and step in (None, each.step)
         if each.state == UNREADABLE and is_meant:
             raise CheckpointError(
                 f"{each.uri} cannot be read: {each.why}; to start from the beginning: checkpoint.resume=never"

@@ -305,6 +305,11 @@ class RunConfig:
         fields["training"] = encode_floats(fields["training"])
         if self.train is not None and self.train.init_from is None:
             del fields["train"]["init_from"]
+        if self.tracking is not None:
+            # Without what it does not use, so that the runtime of an earlier version reads it.
+            fields["tracking"] = {
+                name: value for name, value in fields["tracking"].items() if value
+            }
         optional = (
             "secrets",
             "outputs",

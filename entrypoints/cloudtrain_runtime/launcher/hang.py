@@ -99,6 +99,8 @@ class HangWatchdog:
         self._is_done = threading.Event()
         self._failure = ""
         self._has_left = False
+        self._last_resort = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
+        self._last_resort.daemon = True
         shutil.rmtree(tree.heartbeats, ignore_errors=True)
         if limit_seconds is not None or has_task:
             tree.heartbeats.mkdir(parents=True)
@@ -120,6 +122,7 @@ class HangWatchdog:
             self._report_left(read_heartbeats(self._tree.heartbeats))
             return None
         self._is_done.wait()
+        self._last_resort.cancel()
         # Processes that ended meanwhile may have written a failure, which is an effect and not the
         # cause.
         if self._failure:
@@ -153,12 +156,10 @@ class HangWatchdog:
             self._collect_evidence(alive, stalled, limit, left)
         finally:
             terminate_processes({agent, *(each.pid for each in alive), *descendants(os.getpid())})
-            self._is_done.set()
             # The launcher waits for its agent, and an agent that is stuck in the kernel cannot be
             # killed.
-            last_resort = threading.Timer(_LAST_SECONDS, os._exit, [_EXIT_CODE])
-            last_resort.daemon = True
-            last_resort.start()
+            self._last_resort.start()
+            self._is_done.set()
 
     def _report_left(self, heartbeats: Sequence[Heartbeat]) -> None:
         """Report once that all ranks of this host have ended: those of other hosts may wait for them."""

@@ -8,6 +8,7 @@ from cloudtrain_runtime.contract import MlTree, RunConfig
 from cloudtrain_runtime.launcher.host import Host
 from cloudtrain_runtime.launcher.output import RankOutput
 from cloudtrain_runtime.metrics.tracking.process import TrackingProcess, start_tracking
+from cloudtrain_runtime.process.event_log import emit
 
 
 class HostTracking:
@@ -35,7 +36,10 @@ class HostTracking:
             # Not the ranks' pipe: their last values are read from it before this process ends.
             self._output = RankOutput(environment[name] for name in config.secrets)
             descriptor = self._output.descriptor
-        self._process = start_tracking(tree, config, environment, descriptor)
+        try:
+            self._process = start_tracking(tree, config, environment, descriptor)
+        except OSError as error:
+            emit("tracking", detail=f"the run is not logged to its trackers: {error}")
 
     @property
     def variables(self) -> Mapping[str, str]:

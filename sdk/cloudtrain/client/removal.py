@@ -240,13 +240,11 @@ def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, st
 
 
 def _named_checkpoints(plan: Mapping[str, Any]) -> list[str]:
-    """Return every uri, path or run of checkpoints in a plan.json."""
+    """Return every uri, path or run of checkpoints in a plan.json, and the folder of offline files of a tracker."""
+    tracking = plan.get("config", {}).get("tracking")
+    files = tracking.get("files") if isinstance(tracking, Mapping) else None
     sections = [plan, plan.get("config", {}), plan.get("job", {})]
     found = [section.get("checkpoint") for section in sections]
     checkpoints = [each for each in found if isinstance(each, Mapping)]
-    return [
-        each[name]
-        for each in checkpoints
-        for name in ("uri", "resume")
-        if isinstance(each.get(name), str)
-    ]
+    places = [each.get(name) for each in checkpoints for name in ("uri", "resume")]
+    return [each for each in (*places, files) if isinstance(each, str) and each]

@@ -50,7 +50,8 @@ class Machine:
         gpus: GPUs that are visible to CUDA.
         variables: Names of the environment variables that are set.
         has_ml_namespace: Whether a run can have its own /opt/ml, in a mount namespace.
-        has_tensorboard: Whether the package tensorboard is installed.
+        missing: Packages of trackers that are not installed: tensorboard, mlflow, wandb.
+        has_wandb_login: Whether its user may have logged in at Weights & Biases.
         cards: How many of the GPUs NCCL can use together; None for all. MIG instances count as one.
         torch: Version of its PyTorch; empty if it is unknown.
     """
@@ -58,7 +59,8 @@ class Machine:
     gpus: int
     variables: frozenset[str] = frozenset()
     has_ml_namespace: bool = True
-    has_tensorboard: bool = True
+    missing: frozenset[str] = frozenset()
+    has_wandb_login: bool = True
     cards: int | None = None
     torch: str = ""
 

@@ -48,7 +48,7 @@ from cloudtrain.planning.resumed_fields import describe_changes
 from cloudtrain.planning.run_config import decide_run_config
 from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
 from cloudtrain.planning.targets import Target
-from cloudtrain.planning.tracking import check_tracking, offline_folder
+from cloudtrain.planning.tracking import describe_tracking, offline_folder
 from cloudtrain.planning.value_checks import warn_about_arguments
 from cloudtrain.support.run_id import make_run_id
 from cloudtrain_runtime.contract import RunConfig
@@ -145,7 +145,7 @@ def _decide(
         local_rank_option=local_rank,
         launcher=launcher,
     )
-    yield from check_tracking(spec, config, is_local=target.machine is not None)
+    yield from describe_tracking(spec, config)
     return Decisions(
         spec=spec,
         code=code,
@@ -181,7 +181,10 @@ def _documents(decisions: Decisions, run: str) -> tuple[Locations, dict[str, Any
         folder = locations.config.rpartition("/")[0]
         tracking = replace(config.tracking, plan=f"{folder}/{PLAN_FILE}")
         if tracking.wandb == "offline":
-            files = offline_folder(decisions.spec, config, folder, decisions.resumed)
+            is_local = decisions.target.machine is not None
+            files = offline_folder(
+                decisions.spec, config, folder, decisions.resumed, is_local=is_local
+            )
             tracking = replace(tracking, files=files)
         config = replace(config, tracking=tracking)
     return locations, render_request(decisions, run, locations), config

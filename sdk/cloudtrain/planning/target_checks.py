@@ -17,12 +17,11 @@ from cloudtrain.planning.diagnostics import SETTING, decision, error, warning
 from cloudtrain.planning.environment_checks import check_profiles
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
 from cloudtrain.planning.storage_layout import ResumeSource, synced_resume_folder
-from cloudtrain.planning.tracking import check_cluster_tracking
+from cloudtrain.planning.tracking import check_cluster_tracking, check_local_tracking
 from cloudtrain.settings.settings import Settings
 from cloudtrain.settings.values import find_mismatch, find_unpaired
 from cloudtrain.support.aws_names import parse_arn
 from cloudtrain.support.field_path import FieldPath
-from cloudtrain.support.installation import install_command
 from cloudtrain.support.units import format_duration, format_size
 from cloudtrain_runtime.contract import STOP_GRACE_SECONDS
 
@@ -75,10 +74,7 @@ def check_local(
             yield decision(
                 f"{name} is set on this machine: its value is used, and the secret {reference.secret} is not read"
             )
-    is_needed = spec.tracking.tensorboard and spec.train is not None
-    if is_needed and not machine.has_tensorboard and not (installs and spec.code.requirements):
-        hint = f"{install_command('tensorboard')}, or leave it out here: --set tracking.tensorboard=false"
-        yield error(("tracking", "tensorboard"), "this machine lacks the package tensorboard", hint)
+    yield from check_local_tracking(spec, machine, installs=installs)
     yield from _describe_requirements(spec, installs=installs)
     if cuda_on_cpu:
         yield warning(

@@ -8,11 +8,14 @@ from typing import Final
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import decision, error, warning
+from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.storage_layout import ResumeSource
+from cloudtrain.support.installation import install_command
 from cloudtrain.support.proxies import is_loopback
 from cloudtrain_runtime.contract import RunConfig, TrackingConfig
 from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
+from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.contract.training_identity import is_same_training
 
 MLFLOW_URI_VARIABLE = "MLFLOW_TRACKING_URI"
@@ -24,8 +27,13 @@ _WANDB_ID_VARIABLE = "WANDB_RUN_ID"
 RUN_VARIABLES: Final = (_MLFLOW_NAME_VARIABLE, _WANDB_ID_VARIABLE)
 """Variables with the id of the first run of a training, by which later runs continue its run in a service."""
 
+UNTRACKED: Final = {WANDB_MODE_VARIABLE: "disabled"}
+"""Variables of a run that is no training of its user, such as a rehearsal: also of code that logs by itself."""
+
 _SQLITE = "sqlite:///"
 _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
+_SECRET_WAY = "code.env: {WANDB_API_KEY: {secret: NAME}}"  # noqa: S105 (how to name one)
+_OFFLINE_WAY = "tracking.wandb.mode: offline"
 _OFFLINE_FOLDER = "wandb"
 _MODES = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline"}
 """Modes in which something is logged, with the former names of Weights & Biases."""
@@ -50,27 +58,33 @@ def wandb_mode(spec: JobSpec) -> str:
 def decide_tracking(spec: JobSpec, code: CodeInfo) -> TrackingConfig | None:
     """Return where cloudtrain logs a run, without the places of its files; None if it logs it nowhere.
 
-    It logs Tasks, and scripts whose metrics it finds, unless their code imports the package and so logs by itself.
+    It logs Tasks, and scripts whose metrics it finds, unless their code has a sign of the package and so logs by itself.
     """
-    imported = {module.partition(".")[0] for module, _ in code.conventions.imports}
     mlflow, wandb = mlflow_uri(spec), wandb_mode(spec)
     if spec.train is None:
-        mlflow = mlflow if _logs_script(spec, imported, "mlflow") else ""
-        wandb = wandb if _logs_script(spec, imported, "wandb") else ""
+        mlflow = mlflow if _logs_script(spec, code, "mlflow") else ""
+        wandb = wandb if _logs_script(spec, code, "wandb") else ""
     if not mlflow and not wandb:
         return None
     return TrackingConfig(mlflow=mlflow, wandb=wandb)
 
 
-def _logs_script(spec: JobSpec, imported: set[str], package: str) -> bool:
-    return bool(spec.metrics) and package not in imported
+def _logs_script(spec: JobSpec, code: CodeInfo, package: str) -> bool:
+    # Two that log to one run would each refuse the other's steps. What a command starts is not known.
+    logs_itself = package in code.conventions.trackers or package in dump_json(spec.code.args)
+    return bool(spec.metrics) and spec.code.command is None and not logs_itself
 
 
 def offline_folder(
-    spec: JobSpec, config: RunConfig, run_folder: str, resumed: ResumeSource | None
+    spec: JobSpec,
+    config: RunConfig,
+    run_folder: str,
+    resumed: ResumeSource | None,
+    *,
+    is_local: bool,
 ) -> str:
     """Return the folder of a run's offline files, which is that of the first run of its training."""
-    if spec.cluster.network.isolation:
+    if spec.cluster.network.isolation and not is_local:
         # SageMaker syncs this folder, and nothing else of an isolated container before its end.
         return (CONTAINER_TREE.checkpoints / _OFFLINE_FOLDER).as_uri()
     if resumed is not None and is_same_training(resumed.training, config.training):
@@ -118,20 +132,10 @@ def tracking_variables(
     return found
 
 
-def check_tracking(spec: JobSpec, config: RunConfig, *, is_local: bool) -> Iterator[Diagnostic]:
-    """Check that a run can log in at Weights & Biases, and say who logs a script."""
+def describe_tracking(spec: JobSpec, config: RunConfig) -> Iterator[Diagnostic]:
+    """Say where offline files are, and who logs a script."""
     mode = wandb_mode(spec)
     tracking = config.tracking or TrackingConfig()
-    if mode == "online" and not is_local and not _has_wandb_key(spec):
-        yield error(
-            ("tracking", "wandb"),
-            "no key of Weights & Biases: the run could not log in",
-            "code.env: {WANDB_API_KEY: {secret: NAME}}, or tracking.wandb.mode: offline",
-        )
-    if mode == "online" and is_local and not _has_wandb_key(spec):
-        yield decision(
-            "tracking.wandb: without WANDB_API_KEY a local run uses the login of this machine (wandb login)"
-        )
     if tracking.wandb == "offline":
         place = "the folder wandb of the run"
         if spec.cluster.network.isolation:
@@ -143,16 +147,55 @@ def check_tracking(spec: JobSpec, config: RunConfig, *, is_local: bool) -> Itera
     if mode and spec.train is None and not tracking.wandb:
         yield decision(
             "tracking.wandb: the script logs by itself: wandb.init() finds project, id and mode in its environment. "
-            "cloudtrain logs the metrics of a script that has `metrics` and does not import wandb"
+            "cloudtrain logs the metrics of a script or module that has `metrics` and does not name wandb"
         )
 
 
-def _has_wandb_key(spec: JobSpec) -> bool:
-    return any(name in spec.code.secrets or name in spec.code.variables for name in _WANDB_KEYS)
+def _lacks_wandb_key(spec: JobSpec) -> bool:
+    given = {*spec.code.secrets, *spec.code.variables}
+    return wandb_mode(spec) == "online" and given.isdisjoint(_WANDB_KEYS)
+
+
+def _no_key(*ways: str) -> Diagnostic:
+    message = "no key of Weights & Biases: the run could not log in"
+    return error(("tracking", "wandb"), message, ", or ".join((*ways, _OFFLINE_WAY)))
+
+
+def check_local_tracking(
+    spec: JobSpec, machine: Machine, *, installs: bool
+) -> Iterator[Diagnostic]:
+    """Check that this machine has the trackers' packages and a login.
+
+    Args:
+        spec: The job.
+        machine: This machine.
+        installs: Whether the run uses an environment with its requirements.
+    """
+    is_logged = spec.train is not None or bool(spec.metrics)
+    needed = {
+        "tensorboard": spec.tracking.tensorboard and spec.train is not None,
+        "mlflow": is_logged and bool(mlflow_uri(spec)),
+        "wandb": is_logged and bool(wandb_mode(spec)),
+    }
+    for name, is_needed in needed.items():
+        if is_needed and name in machine.missing and not (installs and spec.code.requirements):
+            nothing = "false" if name == "tensorboard" else "null"
+            hint = f"{install_command(name)}, or leave it out here: --set tracking.{name}={nothing}"
+            yield error(("tracking", name), f"this machine lacks the package {name}", hint)
+    if not _lacks_wandb_key(spec):
+        return
+    if machine.has_wandb_login:
+        yield decision(
+            "tracking.wandb: without WANDB_API_KEY a local run uses the login of this machine (wandb login)"
+        )
+    else:
+        yield _no_key("wandb login", _SECRET_WAY)
 
 
 def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:
-    """Check that a container of a cluster can reach the trackers."""
+    """Check that a container of a cluster can reach the trackers, and log in."""
+    if _lacks_wandb_key(spec):
+        yield _no_key(_SECRET_WAY)
     uri = mlflow_uri(spec)
     is_isolated = spec.cluster.network.isolation
     if uri.startswith(_SQLITE):

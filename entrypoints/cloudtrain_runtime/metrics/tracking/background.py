@@ -29,6 +29,8 @@ _MOST_VALUES = 200_000
 """Values that are kept while a service does not answer: about 20 MB. The oldest are dropped first."""
 
 _BATCH = 1000
+_LAST_ATTEMPTS = 3
+"""How often the last values are tried: one lost request does not lose them, and a service that is away holds no run."""
 
 
 class BackgroundLogger:
@@ -82,7 +84,7 @@ class BackgroundLogger:
         Args:
             ending: How the run has ended, if its events do not say it.
         """
-        if ending is not None and self._ending is Ending.FAILED:
+        if ending is not None and Ending.FAILED in (ending, self._ending):
             self._ending = ending
         self._is_closing = True
         self._wake.set()
@@ -103,19 +105,23 @@ class BackgroundLogger:
             self._emit(detail=f"{place} has not confirmed the last values")
 
     def _work(self) -> None:
-        pause, is_last = _INTERVAL_SECONDS, False
-        while not is_last:
+        pause, last_attempts = _INTERVAL_SECONDS, 0
+        while last_attempts < _LAST_ATTEMPTS:
             self._wake.wait(pause)
             self._wake.clear()
-            is_last = self._is_closing
+            if self._is_closing:
+                last_attempts += 1
+                pause = _INTERVAL_SECONDS
             try:
-                self._log(is_last=is_last)
+                self._log(is_last=last_attempts > 0)
                 self._has_failed = False
+                if last_attempts:
+                    return
                 pause = _INTERVAL_SECONDS
             except Exception as error:  # noqa: BLE001 (of a client, the network or a server: training continues)
                 self._has_failed = True
                 self._warn(
-                    f"{self._tracker.place} does not answer, values are kept: {describe_error(error)}"
+                    f"{self._tracker.place} takes no values, they are kept: {describe_error(error)}"
                 )
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 

@@ -74,8 +74,10 @@ class EventReader:
                 source.seek(self._offset)
                 piece = source.read(_PIECE_BYTES)
                 complete = piece.rfind(b"\n") + 1
-                if not complete:
+                if not complete and len(piece) < _PIECE_BYTES:
                     return
+                # A longer line is no event.
+                complete = complete or len(piece)
                 self._offset += complete
                 self._take(piece[:complete].decode("utf-8", "replace"))
 

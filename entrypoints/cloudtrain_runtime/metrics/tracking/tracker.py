@@ -90,7 +90,9 @@ def require_package(module: str, package: str, field: str) -> None:
     Raises:
         JobError: the module cannot be imported.
     """
-    if importlib.util.find_spec(module) is None:
+    found = importlib.util.find_spec(module)
+    # A folder of this name without code, such as that of its own files, is found, too.
+    if found is None or found.origin is None:
         raise JobError(
             f"{field} needs the package {package}, which this environment lacks: add {package} to "
             f"code.requirements (locally: pip install {package}), or remove {field}"

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ _QUIET = {
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_INIT_TIMEOUT": "60",
     "WANDB_RESUME": "allow",
+    # It would put the account's request into the configuration, also where a local run only resembles SageMaker.
+    "WANDB_SAGEMAKER_DISABLE": "true",
     "WANDB_SILENT": "true",
 }
 """Variables of the package's process, where the job has no value of its own."""
@@ -38,6 +41,7 @@ _QUIET = {
 _EXIT_CODES = {Ending.FINISHED: 0, Ending.STOPPED: 255, Ending.FAILED: 1}
 """Exit code by which the service shows the state: 255 is that of a run that was interrupted."""
 
+_SAVE_SECONDS = 60.0
 _MOST_PENDING = 20_000
 """Values in the state of offline files, about 2 MB, which each checkpoint writes. Then they become a segment."""
 
@@ -60,6 +64,7 @@ class WandbTracker:
         self._run: Any = None
         self._row = 0
         self._checkpoint = ""
+        self._saved = time.monotonic()
         self._files: OfflineFiles | None = None
         if self._mode() == "offline" and config.tracking is not None:
             self._files = OfflineFiles(config.tracking.files, self._id)
@@ -107,6 +112,9 @@ class WandbTracker:
             raise
         if self._files is not None:
             self._files.add(values)
+            # A script may report no checkpoint.
+            if time.monotonic() - self._saved >= _SAVE_SECONDS:
+                self._save_files()
         return 0
 
     def save(self, checkpoint: str) -> None:
@@ -114,11 +122,7 @@ class WandbTracker:
         self._checkpoint = checkpoint
         if self._run is not None:
             self._run.config.update({"cloudtrain": self._facts()}, allow_val_change=True)
-        if self._files is None:
-            return
-        self._files.save()
-        if len(self._files.pending) >= _MOST_PENDING:
-            self._finish(0)
+        self._save_files()
 
     def end(self, ending: Ending) -> None:
         """Log the end of the run."""
@@ -127,6 +131,14 @@ class WandbTracker:
         except Exception:  # noqa: BLE001 (of the package's process, whose end has no type of its own)
             self._abandon()
             self._finish(_EXIT_CODES[ending])
+
+    def _save_files(self) -> None:
+        if self._files is None:
+            return
+        self._saved = time.monotonic()
+        self._files.save()
+        if len(self._files.pending) >= _MOST_PENDING:
+            self._finish(0)
 
     def _mode(self) -> str:
         planned = self._config.tracking.wandb if self._config.tracking is not None else ""

@@ -11,13 +11,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cloudtrain.planning.placement import Machine
 from cloudtrain_runtime.contract import LISTENING_PORTS
 from cloudtrain_runtime.contract.gpu_sharing import visible_devices
 
+_TRACKERS = ("tensorboard", "mlflow", "wandb")
 _LEAST_BYTES = 1 << 20
 
 
@@ -68,9 +69,18 @@ def this_machine() -> Machine:
         cards=count_cards(gpus),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
-        has_tensorboard=importlib.util.find_spec("tensorboard") is not None,
+        missing=frozenset(each for each in _TRACKERS if importlib.util.find_spec(each) is None),
+        has_wandb_login=any(path.exists() for path in _wandb_logins()),
         torch=torch,
     )
+
+
+def _wandb_logins() -> Iterator[Path]:
+    """Yield the files in which `wandb login` may have stored a key. Source: wandb.sdk.lib.wbauth, 0.31."""
+    home = Path.home()
+    yield Path(os.environ.get("NETRC", home / ".netrc"))
+    yield home / "_netrc"
+    yield Path(os.environ.get("WANDB_CONFIG_DIR", home / ".config" / "wandb"), "settings")
 
 
 def count_cards(gpus: tuple[str, ...]) -> int:

@@ -43,6 +43,7 @@ class ScriptConventions:
         hidden_failures: Where shell scripts hide the failure of a program, each with what to write.
         gathers: Place where a Task's training gathers tensors of all ranks (`file:line:column calls all_gather`), or
             None.
+        trackers: Packages of trackers that it has a sign of, wandb or mlflow: it logs by itself.
         opens: Paths of files that it opens and that are written out, each with the place (`file:line`).
         fresh_start: How it starts a training that never continues from a checkpoint, and what to pass; or None.
         path_imports: Where it certainly imports a module of the code folder that is not on the import path
@@ -68,6 +69,7 @@ class ScriptConventions:
     arguments: ArgumentKinds = ()
     hidden_failures: tuple[str, ...] = ()
     gathers: str | None = None
+    trackers: frozenset[str] = frozenset()
     opens: tuple[tuple[str, str], ...] = ()
     fresh_start: str | None = None
     path_imports: tuple[tuple[str, str], ...] = ()
@@ -147,6 +149,7 @@ def _add_signs_of_script(
         fresh_start=None if saves_by_runtime else find_fresh_start(modules),
         splits_batches=any(map(signs.splits_batches, modules)),
         expands_variables=any(map(signs.expands_variables, modules)),
+        trackers=frozenset(name for each in modules for name in signs.trackers(each)),
         own_address=None if any(map(sets_other_address, modules)) else own_address,
     )
 

@@ -159,6 +159,12 @@ def expands_variables(module: Module) -> bool:
     return any(each.arg == "shell" for each in module.keywords)
 
 
+def trackers(module: Module) -> Iterator[str]:
+    """Yield the packages of trackers that a module imports or names, as in report_to="wandb"."""
+    words = module.name_parts | {text for _, text in module.texts}
+    yield from words & {"wandb", "mlflow"}
+
+
 def _command_lines(module: Module) -> Iterator[int]:
     """Yield the lines of texts, and of lists of texts, that are commands which start ranks."""
     for node in module.nodes:
