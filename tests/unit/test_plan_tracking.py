@@ -66,13 +66,12 @@ def test_offline_files_are_with_the_run(plan_of: PlanOf) -> None:
         plan=f"{folder}/plan.json", wandb="offline", files=f"{folder}/wandb"
     )
     assert RunConfig.from_json(plan.config.to_json()) == plan.config
-    isolated = plan_of(
-        OFFLINE, "cluster={instance_type: ml.p4d.24xlarge, network: {isolation: true}}"
-    ).config.tracking
-    assert isolated is not None
-    assert isolated.files == "file:///opt/ml/checkpoints/wandb"
+    isolated = "cluster={instance_type: ml.p4d.24xlarge, network: {isolation: true}}"
+    there = plan_of(OFFLINE, isolated).config.tracking
+    assert there is not None
+    assert there.files == "file:///opt/ml/checkpoints/wandb"
     assert plan_of("tracking.wandb.mode=disabled").config.tracking is None
-    here = plan_of(OFFLINE, "cluster.network.isolation=true", **local()).config.tracking
+    here = plan_of(OFFLINE, isolated, **local()).config.tracking
     assert here is not None
     assert here.files.endswith(f"/{RUN}/wandb")
 
@@ -134,8 +133,12 @@ def test_two_never_log_to_one_run(plan_of: PlanOf, change: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["def start():\n    import wandb\n", 'arguments = dict(report_to="wandb")\n'],
-    ids=["import", "name"],
+    [
+        "def start():\n    import wandb\n",
+        'arguments = dict(report_to="wandb")\n',
+        "from lightning.pytorch.loggers import WandbLogger\n",
+    ],
+    ids=["import", "name", "logger"],
 )
 def test_code_with_a_sign_of_a_tracker_logs_by_itself(tmp_path: Path, job: Any, code: str) -> None:
     (tmp_path / "own.py").write_text(code)

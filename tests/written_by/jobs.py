@@ -62,7 +62,10 @@ train:
   profile: {at: 100, steps: 5}
 checkpoint: {uri: s3://bucket/checkpoints, every: 500 steps, keep: 2, size: 48GB, resume: never}
 limits: {runtime: 36h, cost: 50000 USD, retries: 3, hang: 20m, require_rehearsal: true}
-tracking: {tensorboard: true, mlflow: "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/team"}
+tracking:
+  tensorboard: true
+  mlflow: "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/team"
+  wandb: {project: digits, entity: vision, mode: offline}
 output: {uri: s3://bucket/models, compress: false}
 notify: {sns: "arn:aws:sns:us-west-2:123456789012:runs"}
 tags: {team: vision}

@@ -160,9 +160,12 @@ def expands_variables(module: Module) -> bool:
 
 
 def trackers(module: Module) -> Iterator[str]:
-    """Yield the packages of trackers that a module imports or names, as in report_to="wandb"."""
+    """Yield the packages of trackers that a module imports or names, as in WandbLogger or report_to="wandb"."""
     words = module.name_parts | {text for _, text in module.texts}
-    yield from words & {"wandb", "mlflow"}
+    lower = {word.lower() for word in words}
+    for name in ("wandb", "mlflow"):
+        if any(name in word for word in lower):
+            yield name
 
 
 def _command_lines(module: Module) -> Iterator[int]:
