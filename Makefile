@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day aws-day-options test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -23,7 +23,7 @@ help:
 	@echo "make test-rehearsal  rehearse jobs with planted faults, and the examples (minutes)"
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
-	@echo "make aws-day ROLE=arn BUCKET=name BUDGET=10  compare what cloudtrain assumes of SageMaker with an account; DRY_RUN=1 starts nothing"
+	@echo "make aws-day ROLE=arn BUCKET=name REGION=us-west-2 BUDGET=10  compare what cloudtrain assumes of SageMaker with an account; DRY_RUN=1 (any value, 0 too) starts nothing"
 	@echo "make gpu-bundle   pack this tree and the wheels that a machine with a GPU needs besides PyTorch"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
@@ -168,11 +168,17 @@ MINUTES ?= 7
 gpu-day:
 	$(GPU_PYTHON) tests/gpu/gpu_day.py --out "$(OUT)" --minutes $(MINUTES) --wheels "$(or $(WHEELS),$(wildcard build/gpu-wheels))"
 
-# What an account shows about SageMaker, for BUDGET dollars at most. It asks nothing, stops all of its jobs whatever happens,
-# and deletes what they have stored. DRY_RUN=1 prints the requests and the largest possible bill.
-aws-day: $(VENV)/.installed-dev
-	@PYTHONPATH=tests $(BIN)/python -m aws_day --role "$(ROLE)" --bucket "$(BUCKET)" --region "$(REGION)" --budget "$(BUDGET)" \
-		$(if $(AWS_DAY_OUT),--out "$(AWS_DAY_OUT)") $(if $(TRIALS),--trials "$(TRIALS)") $(if $(AT_ONCE),--at-once $(AT_ONCE)) $(if $(DRY_RUN),--dry-run)
+# What an account shows about SageMaker: its jobs cost BUDGET dollars at most. It asks nothing, stops all of its jobs whatever
+# happens, and deletes what they have stored. DRY_RUN=1 prints the requests and the largest possible bill. Any other value of
+# DRY_RUN is a dry run, too, so that a mistake in it starts nothing.
+AWS_DAY = --role "$(ROLE)" --bucket "$(BUCKET)" --region "$(REGION)" --budget "$(BUDGET)" \
+	$(if $(AWS_DAY_OUT),--out "$(AWS_DAY_OUT)") $(if $(TRIALS),--trials "$(TRIALS)") $(if $(AT_ONCE),--at-once "$(AT_ONCE)") $(if $(DRY_RUN),--dry-run)
+aws-day: aws-day-options $(VENV)/.installed-dev
+	@PYTHONPATH=tests $(BIN)/python -m aws_day $(AWS_DAY)
+
+# Before anything is installed, with the sources.
+aws-day-options:
+	@PYTHONPATH=tests:sdk:entrypoints $(or $(wildcard $(BIN)/python),$(PYTHON)) -B -m aws_day.options $(AWS_DAY)
 
 # What such a machine needs besides PyTorch, in one archive: this commit, and the wheels for its Python.
 GPU_PYTHON_VERSION ?= 3.12

@@ -8,12 +8,11 @@ what they stored below the day's own prefix is deleted. The result is one file w
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import secrets
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -27,10 +26,11 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from aws_day import report
+from aws_day import dry_run, report
 from aws_day.account import Account
 from aws_day.bench import Bench, InterruptedDayError, NoCapacityError
 from aws_day.budget import Ledger, OverBudgetError
+from aws_day.options import INPUT, MistakesError, Options, read_options, say_mistakes
 from aws_day.page import NO_ANSWER, NOT_RUN
 from aws_day.times import Times, say
 from aws_day.trials import TRIALS, Trial
@@ -38,7 +38,7 @@ from cloudtrain import CloudtrainError, Result
 from cloudtrain.settings.settings import load_settings
 
 INTERRUPTED = 130
-_FAIL, _INPUT = 1, 2
+_FAIL, _REFUSED = 1, 3
 _DAY_BYTES = 3
 _QUOTA = "quota: "
 """Beginning of the reason of a trial without quota."""
@@ -256,38 +256,51 @@ def _interrupt(*_: object) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the day; return 0 if every assumption holds, 1 if not, 2 for wrong options, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    """Run the day.
+
+    Returns:
+        0 if every assumption holds, 1 if not, 2 if options are wrong or no trial can run, 3 if AWS does not accept
+        the credentials, 130 after Ctrl-C.
+    """
     try:
+        options = read_options(arguments, os.environ, __doc__)
         account = _open_account(options)
         times = Times.read(options.times)
-    except (CloudtrainError, BotoCoreError, OSError, TypeError, ValueError) as error:
-        say(f"aws-day: {error}", file=sys.stderr)
-        return _INPUT
+    except MistakesError as error:
+        return say_mistakes(error.mistakes)
+    except CloudtrainError as error:
+        return say_mistakes([error.for_terminal()])
+    except (BotoCoreError, OSError, TypeError, ValueError) as error:
+        return say_mistakes([str(error)])
+    if options.is_dry_run:
+        with tempfile.TemporaryDirectory() as folder:
+            return _start(options, account, times, Path(folder))
     # Every run of the day is a folder of its own, and no settings of the folder count.
-    folder = options.out.resolve() / account.day
+    return _start(options, account, times, options.out.resolve() / account.day)
+
+
+def _start(options: Options, account: Account, times: Times, folder: Path) -> int:
     day = Day(account, times, Ledger(options.budget), folder)
-    wanted = [each for each in options.trials.split(",") if each]
-    unknown = set(wanted) - {each.name for each in TRIALS}
-    if unknown:
-        say(f"aws-day: unknown trials: {', '.join(sorted(unknown))}", file=sys.stderr)
-        return _INPUT
-    day.prepare([each for each in TRIALS if not wanted or each.name in wanted])
-    if options.dry_run:
-        return _print_requests(day)
-    return _run(day, options)
+    day.prepare([each for each in TRIALS if not options.trials or each.name in options.trials])
+    failed = {each.name: each.reason for each in day.outcomes.values() if each.reason}
+    reason = dry_run.why_nothing_runs(day.benches, failed, options.budget)
+    if options.is_dry_run:
+        dry_run.show(day.benches, failed, options.budget)
+    if reason:
+        return say_mistakes([reason])
+    return 0 if options.is_dry_run else _run(day, options)
 
 
-def _run(day: Day, options: argparse.Namespace) -> int:
+def _run(day: Day, options: Options) -> int:
     account = day.account
     try:
         caller = account.caller()
     except (BotoCoreError, ClientError) as error:
         say(f"aws-day: no credentials that AWS accepts: {error}", file=sys.stderr)
-        return 3
+        return _REFUSED
     if caller["Account"] != account.settings.account and not account.is_simulated:
         say("aws-day: the credentials are of another account than ROLE", file=sys.stderr)
-        return _INPUT
+        return INPUT
     say(f"day {account.day}: all jobs have this name first, and all objects are below")
     say(f"  s3://{account.settings.bucket}/{account.settings.prefix}/")
     for each in _ENDING_SIGNALS:
@@ -318,7 +331,7 @@ def _end(day: Day) -> list[str]:
 
 
 def _report(
-    day: Day, options: argparse.Namespace, caller: Any, left: list[str], *, is_interrupted: bool
+    day: Day, options: Options, caller: Any, left: list[str], *, is_interrupted: bool
 ) -> int:
     for bench in day.benches:
         if bench.trial.name in day.ledger.reserved:
@@ -348,6 +361,8 @@ def _report(
         written = f"no result was written: {error}"
         has_failed = True
     say(f"\n{report.table(shown)}")
+    if day.account.is_simulated:
+        say("compared with the sandbox, not with AWS")
     ledger = day.ledger.to_json()
     say(
         f"billed or still reserved: {ledger['committed_usd']:.2f} of {ledger['budget_usd']:.2f} USD"
@@ -363,96 +378,13 @@ def _report(
     return INTERRUPTED if is_interrupted else report.exit_code(shown)
 
 
-def _print_requests(day: Day) -> int:
-    """Print the requests that would be sent and the largest possible bill; start nothing and ask nothing."""
-    total = 0.0
-    ledger = Ledger(day.ledger.budget_usd)
-    for bench in day.benches:
-        usd = bench.largest_bill()
-        for name, plan in bench.plans.items():
-            count = bench.trial.starts.get(name, 1)
-            print(f"# {bench.trial.name}: {name}, started at most {count} times")
-            print(json.dumps(plan.request, indent=1))
-    print("trial          starts  largest bill")
-    for bench in day.benches:
-        usd = bench.largest_bill()
-        starts = sum(bench.trial.starts.get(name, 1) for name in bench.plans)
-        if usd is None:
-            print(
-                f"{bench.trial.name:13}  {starts:6}  not run: no price of {bench.trial.instance_type} is known"
-            )
-            continue
-        try:
-            ledger.reserve(bench.trial.name, usd)
-        except OverBudgetError as error:
-            print(
-                f"{bench.trial.name:13}  {starts:6}  not run, unless bills are smaller than reservations: {error}"
-            )
-            continue
-        total += usd
-        print(f"{bench.trial.name:13}  {starts:6}  {usd:8.2f} USD")
-    for outcome in day.outcomes.values():
-        if outcome.outcome == "failed":
-            print(f"{outcome.name:13}  {outcome.reason}")
-    print(f"largest possible bill: {total:.2f} USD of a budget of {day.ledger.budget_usd:.2f} USD")
-    print(
-        "nothing was sent and AWS was asked nothing; quotas are checked by the day itself, before each trial"
-    )
-    return 0
-
-
-def _open_account(options: argparse.Namespace) -> Account:
-    if not options.role or not options.bucket:
-        raise ValueError(
-            "give ROLE, the ARN of the execution role, and BUCKET, a bucket of its account"
-        )
-    flags = {"role": options.role, "bucket": options.bucket, "region": options.region or None}
-    # The sandbox and accounts of AWS get the same call.
-    flags["transport"] = "boto3"
-    settings = load_settings(os.environ, flags=flags)
+def _open_account(options: Options) -> Account:
+    settings = load_settings(os.environ, flags=options.flags)
     settings.require()
-    if settings.account is None:
-        raise ValueError(f"ROLE is not the ARN of a role: {settings.role}")
     day = f"aws-day-{secrets.token_hex(_DAY_BYTES)}"
     prefix = f"{settings.prefix.strip('/')}/{_DELETED_PREFIX}/{day}"
-    settings = load_settings(os.environ, flags={**flags, "prefix": prefix})
+    settings = load_settings(os.environ, flags={**options.flags, "prefix": prefix})
     return Account(settings, day)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="aws-day", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--role", required=True, help="ARN of the execution role")
-    parser.add_argument("--bucket", required=True, help="S3 bucket")
-    parser.add_argument("--region", default="", help="region; by default that of the environment")
-    parser.add_argument(
-        "--budget", type=_dollars, required=True, help="USD that the day may cost at most"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("build/aws-day"), help="folder of the result"
-    )
-    parser.add_argument(
-        "--trials", default="", help="names of trials, separated by commas; all if empty"
-    )
-    parser.add_argument("--at-once", type=int, default=3, help="trials at the same time")
-    parser.add_argument(
-        "--times", default="", help="JSON file with other waiting times, for a sandbox"
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print requests and bill, start nothing"
-    )
-    return parser
-
-
-def _dollars(text: str) -> float:
-    try:
-        usd = float(text)
-    except ValueError:
-        usd = 0.0
-    if not 0 < usd < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected dollars above 0, such as 10, got {text!r}")
-    return usd
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ Uses the standard library only.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aws_day.assumptions import ASSUMPTIONS, Assumption
+from aws_day.assumptions import ASSUMPTIONS, BASES, Assumption
 from aws_day.times import Times
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,12 +28,11 @@ _HEAD = """\
 # Assumptions about SageMaker
 
 The sandbox, the ledger of costs and the documentation assume what SageMaker does. `make aws-day` [compares each
-assumption](../how-to/aws-day.md) with an account, for a few dollars at most. `make docs` generates this page from
+assumption](../how-to/aws-day.md) with an account, for a few dollars. `make docs` generates this page from
 `tests/aws_day/assumptions.py`, and from the results in `docs/aws-day/`.
 """
 _NOTHING = """
-**Nobody has sent a result yet: no assumption on this page has been compared with AWS.** Each comes from the document in
-its row.
+**Nobody has sent a result yet: no assumption on this page has been compared with AWS.**
 """
 
 
@@ -99,8 +99,8 @@ def _summary(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        "| assumption | statement | expected | source | used in | seen on AWS |",
-        "|---|---|---|---|---|---|",
+        "| assumption | statement | expected | basis | source | used in | seen on AWS |",
+        "|---|---|---|---|---|---|---|",
     ]
     times = Times()
     for each in ASSUMPTIONS:
@@ -108,12 +108,19 @@ def _table(results: Sequence[Mapping[str, Any]]) -> str:
             f"`{each.key}`",
             each.statement.format(**_plain(times)),
             each.expected.format(**_plain(times)),
+            each.basis,
             f"[{_name_of(each.document)}]({each.document})",
             f"`{each.used_in}`",
             _seen(each, results),
         ]
         rows.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(["## The assumptions", "", *rows, ""])
+    return "\n".join(["## The assumptions", "", *_bases(), "", *rows, ""])
+
+
+def _bases() -> list[str]:
+    """Return what the words of the column `basis` mean, and how many assumptions have each."""
+    counts = Counter(each.basis for each in ASSUMPTIONS)
+    return [f"- **{name}** ({counts[name]}): {meaning}." for name, meaning in BASES.items()]
 
 
 def _plain(times: Times) -> dict[str, str]:

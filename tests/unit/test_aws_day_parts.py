@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_day import page, report
+from aws_day import dry_run, page, report
+from aws_day.__main__ import main
 from aws_day.account import Account
-from aws_day.assumptions import ASSUMPTIONS
+from aws_day.assumptions import ASSUMPTIONS, BASES, INFERRED
 from aws_day.budget import Ledger, OverBudgetError
+from aws_day.options import TRIAL_NAMES, MistakesError, read_options
 from aws_day.redaction import Redactor
 from aws_day.times import Times
 from aws_day.trials import TRIALS, chain, differences
@@ -37,6 +44,141 @@ CALLER = {
 def result(*answers: dict[str, Any], **fields: Any) -> dict[str, Any]:
     common = {"schema": 1, "service": "AWS", "date": "2026-12-01", "region": "us-west-2"}
     return {**common, "cloudtrain": "0.1.0", "answers": list(answers), "trials": [], **fields}
+
+
+ROLE = "arn:aws:iam::123456789012:role/training"
+RIGHT = {"role": ROLE, "bucket": "my-bucket", "region": "us-west-2", "budget": "10"}
+
+
+def words_of(**changed: str) -> list[str]:
+    """Return the options as `make aws-day` gives them."""
+    given = {**RIGHT, **changed}
+    return [
+        word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
+
+
+def mistakes_of(environ: dict[str, str] | None = None, **changed: str) -> tuple[str, ...]:
+    with pytest.raises(MistakesError) as caught:
+        read_options(words_of(**changed), environ or {})
+    return caught.value.mistakes
+
+
+# ---------------------------------------------------------------- the options
+
+
+def test_right_options_are_read() -> None:
+    options = read_options([*words_of(trials="failure, warm pool"), "--dry-run"], {})
+    assert (options.budget, options.at_once, options.is_dry_run) == (10.0, 3, True)
+    assert options.trials == ("failure", "warm pool")
+    assert {each.name for each in TRIALS} == set(TRIAL_NAMES)
+
+
+def test_all_wrong_options_are_named_in_the_words_of_make() -> None:
+    empty = mistakes_of(role="", bucket="", region="", budget="", at_once="")
+    assert [each.partition(":")[0] for each in empty] == [
+        *("ROLE", "BUCKET", "REGION", "BUDGET", "AT_ONCE")
+    ]
+    assert empty[2] == (
+        "REGION: your environment names no region: give one, such as REGION=us-west-2"
+    )
+    assert empty[3] == "BUDGET: expected dollars above 0, such as BUDGET=10, got ''"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("role", "training", 'ROLE=training: "training" is no ARN of a role'),
+        ("bucket", "My_B", "BUCKET=My_B: expected a bucket name of 3 to 63"),
+        ("region", "us-wst-2", 'REGION=us-wst-2: .*; did you mean "us-west-2"'),
+        ("region", "cn-north-1", "ROLE=.*: a role of aws does not work in cn-north-1"),
+        ("budget", "0", r"BUDGET: .*, got '0'. make reads \$10 as 0: write 10 without a dollar"),
+        ("budget", "nan", "BUDGET: expected dollars above 0, such as BUDGET=10, got 'nan'"),
+        ("trials", "failur", "TRIALS=failur: there is no trial 'failur'; did you mean \"failure\""),
+        ("trials", ",", "TRIALS: expected names of trials"),
+        (
+            "at_once",
+            "0",
+            "AT_ONCE: expected a whole number of 1 or more, such as AT_ONCE=3, got '0'",
+        ),
+        ("at_once", "1.5", "AT_ONCE: "),
+    ],
+)
+def test_a_wrong_option_is_one_line(name: str, value: str, message: str) -> None:
+    (mistake,) = mistakes_of(**{name: value})
+    assert re.match(message, mistake), mistake
+    assert "\n" not in mistake
+
+
+def test_the_environment_may_name_the_region() -> None:
+    environ = {"AWS_REGION": "eu-west-1"}
+    assert read_options(words_of(region=""), environ).region == ""
+    (mistake,) = mistakes_of({"AWS_REGION": "eu-wst-1"}, region="")
+    assert 'did you mean "eu-west-1"' in mistake
+
+
+def test_options_are_checked_with_the_standard_library() -> None:
+    sources = os.pathsep.join(str(REPOSITORY / each) for each in ("tests", "sdk", "entrypoints"))
+    done = subprocess.run(
+        # No installed package is found without `site`.
+        [sys.executable, "-S", "-B", "-m", "aws_day.options", *words_of(budget="0", at_once="x")],
+        env={**os.environ, "PYTHONPATH": sources},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("aws-day: ") == done.stderr.count("\n") == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_complains_before_it_installs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["make", "aws-day", f"VENV={tmp_path / 'venv'}", f"PYTHON={sys.executable}", "BUDGET=$10"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "aws-day: ROLE: expected the ARN of the execution role" in done.stderr
+    assert "write 10 without a dollar sign" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+# ---------------------------------------------------------------- the dry run
+
+
+def test_a_dry_run_ends_with_the_bill_and_leaves_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = [*words_of(out=str(out), trials="failure,warm pool"), "--dry-run"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    requests = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(requests) == 3
+    table = lines.index("trial          starts  largest bill")
+    assert not any(line.startswith("{") for line in lines[table:])
+    assert lines[table + 2].startswith("warm pool           2 ")
+    assert not out.exists()
+
+
+def test_a_budget_that_fits_no_trial_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = words_of(out=str(tmp_path / "out"), trials="failure,gpu", budget="0.01")
+    assert main([*words, "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        "aws-day: no trial can run: BUDGET=0.01 is too small: the cheapest trial needs BUDGET=0.03\n"
+    )
+
+
+def test_no_plan_at_all_is_an_error() -> None:
+    reason = dry_run.why_nothing_runs([], {"gpu": "no plan: no image\n  of it"}, 10)
+    assert reason == "no trial can run: gpu: no plan: no image of it"
 
 
 # ---------------------------------------------------------------- the budget
@@ -156,6 +298,7 @@ def test_each_assumption_has_its_trial_and_a_document() -> None:
     assert {each.trial for each in ASSUMPTIONS} == {each.name for each in TRIALS} | {"all"}
     for each in ASSUMPTIONS:
         assert each.document.startswith("https://"), each.key
+        assert each.basis in BASES, each.key
         assert (REPOSITORY / each.used_in).exists(), each.key
         assert each.expected_with(Times())
 
@@ -212,6 +355,24 @@ def test_only_the_prefix_of_the_day_is_deleted() -> None:
 
 
 # ---------------------------------------------------------------- the page
+
+
+def test_the_page_says_what_each_assumption_rests_on() -> None:
+    text = page.page()
+    for name, meaning in BASES.items():
+        assert f"- **{name}** (" in text
+        assert meaning in text
+    # AWS's page of the log streams names no time.
+    delay = next(each for each in ASSUMPTIONS if each.key == "logs.delay")
+    assert delay.basis == INFERRED
+    assert "| at most 15 s | inferred |" in text
+
+
+def test_the_guide_names_the_starts_of_each_trial() -> None:
+    text = (REPOSITORY / "docs/how-to/aws-day.md").read_text()
+    for trial in TRIALS:
+        starts = sum(trial.starts.get(name, 1) for name in trial.jobs(Times()))
+        assert re.search(rf"^\| `{trial.name}` \| [^|]+ \| {starts} \|", text, re.MULTILINE), trial
 
 
 def test_the_page_is_the_one_of_this_repository() -> None:
