@@ -176,9 +176,12 @@ AWS_DAY = --role "$(ROLE)" --bucket "$(BUCKET)" --region "$(REGION)" --budget "$
 aws-day: aws-day-options $(VENV)/.installed-dev
 	@PYTHONPATH=tests $(BIN)/python -m aws_day $(AWS_DAY)
 
-# Before anything is installed, with the sources.
+# Before anything is installed, with the sources. A Python that is too old is left to the installation, which says so.
+AWS_DAY_PYTHON = $(or $(wildcard $(BIN)/python),$(PYTHON))
 aws-day-options:
-	@PYTHONPATH=tests:sdk:entrypoints $(or $(wildcard $(BIN)/python),$(PYTHON)) -B -m aws_day.options $(AWS_DAY)
+	@if $(AWS_DAY_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+		PYTHONPATH=tests:sdk:entrypoints $(AWS_DAY_PYTHON) -B -m aws_day.options $(AWS_DAY); \
+	fi
 
 # What such a machine needs besides PyTorch, in one archive: this commit, and the wheels for its Python.
 GPU_PYTHON_VERSION ?= 3.12
