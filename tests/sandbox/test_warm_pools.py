@@ -346,7 +346,7 @@ def test_status_shows_selected_type_price_and_pool(
     assert status["usd_per_hour"] == pytest.approx(2 * second, abs=1e-3)
     assert first != second
     assert status["warm_pool"]["status"] == "Available"
-    assert f"end it: cloudtrain stop sagemaker:{run} --pool" in _plain(
+    assert f"end pool cloudtrain stop sagemaker:{run} --pool" in _plain(
         cli("status", run, environ=environ).out
     )
 

@@ -381,7 +381,7 @@ def test_status_shows_the_same_values() -> None:
     assert rows["phases"] == "Starting 5s -> Pending 2m10s -> Downloading 40s -> Training 20m25s"
     assert rows["progress"] == "610/1,000 steps, 12m55s left (until 08:16 UTC)"
     assert rows["checkpoint"] == "step 600, 25s ago, 0.35 USD at risk"
-    assert rows[""] == "s3://bucket/step-00000600"
+    assert rows["checkpoint at"] == "s3://bucket/step-00000600"
     assert rows["spent"] == "17.75 USD, 2 x ml.p4d.24xlarge, 50.50 USD per hour"
     assert rows["state"] == "RUNNING"
     waiting = dict(status_rows(PENDING, at(1400).timestamp()))

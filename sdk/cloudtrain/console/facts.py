@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from cloudtrain.console import DIM, coloured, column_lines
+from cloudtrain.console import DIM, coloured, column_lines, command_name
 from cloudtrain.console.cells import cell_count, pad, wrapped
 from cloudtrain.console.tables import GAP
 from cloudtrain.console.terminal import terminal_width
@@ -16,7 +16,7 @@ _LEAST_ROOM = 10
 
 
 def print_facts(rows: Sequence[Row], *, write: Callable[[str], None] = print) -> None:
-    """Print names and values; a row without a name continues the one before it."""
+    """Print names and values; a row without a name continues the text of the one before it."""
     for line in fact_lines(rows, terminal_width()):
         write(line)
 
@@ -33,8 +33,12 @@ def fact_lines(rows: Sequence[Row], width: int | None) -> list[str]:
     names = max((cell_count(name) for name, _ in rows), default=0)
     room = max(_LEAST_ROOM, width - names - GAP)
     lines = []
+    before = ""
     for name, value in rows:
-        start = coloured(pad(name, names), DIM) + " " * GAP
+        # Equal names of consecutive rows are shown once; a pipe gets each.
+        shown = "" if name == before else name
+        before = name
+        start = coloured(pad(shown, names), DIM) + " " * GAP
         for part in _parts(value, room):
             lines.append((start + part).rstrip())
             start = " " * (names + GAP)
@@ -43,7 +47,7 @@ def fact_lines(rows: Sequence[Row], width: int | None) -> list[str]:
 
 def _parts(value: str, room: int) -> Iterator[str]:
     """Yield the lines of a value. A command at its end has a line of its own, so that it can be copied."""
-    if cell_count(value) <= room or value.startswith(" "):
+    if cell_count(value) <= room or value.startswith((" ", f"{command_name()} ")):
         yield value
         return
     match = _COMMAND.search(value)

@@ -116,7 +116,7 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     progress = status.progress
     rows = [("run", status.reference), ("state", describe_state(status))]
     if shown_reason(status) and len(status.reason.strip().splitlines()) > 1:
-        rows.append(("", f"cause and place: {command_name()} explain {status.reference}"))
+        rows.append(("explain", f"{command_name()} explain {status.reference}"))
     rows += [(name, coloured(text, "1;31")) for name, text in alarm_rows(status, moment)]
     rows += warning_rows(status)
     if phases := describe_phases(status, moment):
@@ -151,11 +151,11 @@ _STATUS_METRICS = ("train/samples_per_second", "train/grad_norm")
 
 
 def location_rows(status: Status) -> list[Row]:
-    """Return the locations of a run's checkpoint, which follows a row about it, and of its results."""
+    """Return the locations of a run's checkpoint and of its results."""
     checkpoint = status.progress.checkpoint
     rows = []
     if checkpoint is not None:
-        rows.append(("", shown_place(checkpoint.uri)))
+        rows.append(("checkpoint at", shown_place(checkpoint.uri)))
     places = dict(status.artifacts)
     # A folder says more than the archive of its files, and contains what has names of its own.
     model = places.pop("model_folder", None)

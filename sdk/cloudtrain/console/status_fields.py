@@ -123,7 +123,7 @@ def host_rows(status: Status) -> list[Row]:
     rows = [
         f"{', '.join(hosts)}: {text}" if several else text for text, hosts in hosts_by_text.items()
     ]
-    return [("" if index else "hosts", as_one_line(text)) for index, text in enumerate(rows)]
+    return [("hosts", as_one_line(text)) for text in rows]
 
 
 def warning_rows(status: Status) -> list[Row]:
@@ -188,7 +188,7 @@ def pool_rows(status: Status) -> list[Row]:
             text += f" at {format_usd(status.usd_per_hour)} per hour"
         return [
             ("warm pool", f"{text} ({paid} so far)"),
-            ("", f"end it: {command_name()} stop {status.reference} --pool"),
+            ("end pool", f"{command_name()} stop {status.reference} --pool"),
         ]
     if pool.reused_by:
         return [("warm pool", f"taken over by {pool.reused_by} after {paid}")]

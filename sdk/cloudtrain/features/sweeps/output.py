@@ -111,11 +111,11 @@ def print_trial(sweep: str, trial: Trial) -> None:
     # A script reads a value with all of its digits.
     number = format_number if is_terminal() else str
     rows += [
-        ("" if index else "values", f"{path}: {describe_value(value, number)}")
-        for index, (path, value) in enumerate(trial.values.items())
+        ("values", f"{path}: {describe_value(value, number)}")
+        for path, value in trial.values.items()
     ]
     runs = [run for run in (*trial.earlier, trial.run) if run]
-    rows += [("" if index else "runs", run) for index, run in enumerate(runs)]
+    rows += [("runs", run) for run in runs]
     rows += [("cost", f"{format_usd(trial.settled_usd)}")] if trial.settled_usd else []
     print_facts([(name, printable(value)) for name, value in rows])
     if runs:
