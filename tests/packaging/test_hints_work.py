@@ -20,6 +20,7 @@ from support.wheels import write_wheel
 PROGRAM = (
     "from cloudtrain.support.installation import install_command; print(install_command('local'))"
 )
+NOTE = "from cloudtrain.support.installation import torch_note; print(torch_note())"
 VERSIONS = (
     "import importlib.metadata, json; "
     "print(json.dumps({each.name: each.version for each in importlib.metadata.distributions()}))"
@@ -157,6 +158,37 @@ def test_an_environment_of_pip_gets_the_extra(
         environ["PATH"] = f"{python.parent}:{environ['PATH']}"
     hint = follow_hint(python, environ)
     assert hint.startswith("pip install ") == activated
+    assert versions_in(python, environ).keys() >= LOCAL
+
+
+def test_the_note_of_pip_installs_torch_alone(
+    wheel: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """It names an index, in whose place the test has its folder of packages."""
+    python = make_environment(tmp_path / "made", environ)
+    run(python, "-m", "pip", "install", wheel, environ=environ)
+    before = versions_in(python, environ)
+    note = run(python, "-c", NOTE, environ=environ).strip()
+    reason, _, command = note.partition(", first: ")
+    assert "CUDA's packages, which are gigabytes" in reason
+    assert command.endswith(" torch --index-url https://download.pytorch.org/whl/cpu")
+    run("sh", "-c", command, environ=environ)
+    assert versions_in(python, environ).keys() - before.keys() == {"torch"}
+    # Whoever has a PyTorch is not told to get another one.
+    assert run(python, "-c", NOTE, environ=environ).strip() == "None"
+
+
+@pytest.mark.usefixtures("uv")
+def test_the_note_of_uv_ends_its_command(
+    wheel: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    run("uv", "tool", "install", wheel, environ=environ)
+    python = tmp_path / "tools" / "cloudtrain" / "bin" / "python"
+    hint = run(python, "-c", PROGRAM, environ=environ).strip()
+    note = run(python, "-c", NOTE, environ=environ).strip()
+    added = note.partition(", add ")[2]
+    assert added == "--torch-backend cpu"
+    run("sh", "-c", f"{hint} {added}", environ=environ)
     assert versions_in(python, environ).keys() >= LOCAL
 
 

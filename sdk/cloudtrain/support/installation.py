@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MODULES_OF_LOCAL_RUNS = ("torch", "psutil", "numpy")
 """What local runs import of the extra `local`."""
 _NAME = "cloudtrain"
+_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own index of builds without CUDA."""
 _ORIGIN_FILE = "direct_url.json"
 """Where installers record what they have installed, unless it came from an index:
 https://packaging.python.org/en/latest/specifications/direct-url/"""
@@ -53,6 +55,17 @@ def install_command(*extras: str, distribution: Distribution | None = None) -> s
         # The folder or wheel was deleted, and an index need not have cloudtrain; it has what the extras consist of.
         return pip_install(*sorted(set(_packages_of(found, extras))))
     return _uv_tool_install(found, extras) or pip_install(*source)
+
+
+def torch_note() -> str | None:
+    """Return how to get PyTorch without CUDA's packages, below a command that installs it; None where it has none."""
+    if sys.platform != "linux" or is_installed("torch"):
+        return None
+    if install_command("local").startswith("uv "):
+        way = "add --torch-backend cpu"
+    else:
+        way = f"first: {pip_install('torch', '--index-url', _CPU_INDEX)}"
+    return f"PyTorch from PyPI brings CUDA's packages, which are gigabytes; without a GPU, {way}"
 
 
 def is_installed(module: str) -> bool:

@@ -66,7 +66,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.backend_facts import MACHINE_BACKEND
 from cloudtrain.support.home_folder import find_owner, make_home
-from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command, torch_note
 from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
 from cloudtrain.support.steps import Steps
@@ -151,7 +151,11 @@ class LocalBackend(OnlyRuns):
         """
         for module in MODULES_OF_LOCAL_RUNS:
             if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(f"local runs need {module}", install_command("local"))
+                error = MissingExtraError(f"local runs need {module}", install_command("local"))
+                note = torch_note()
+                if note is not None:
+                    error.add_note(note)
+                raise error
         if self._options["installs"] and importlib.util.find_spec("pip") is None:
             raise MissingExtraError(
                 "--install needs pip in this environment", f"{sys.executable} -m ensurepip"

@@ -19,7 +19,7 @@ from cloudtrain.cli.options import account_options, decline, json_option
 from cloudtrain.console.facts import print_sentence
 from cloudtrain.errors import EXIT_USER, CloudError, UserError
 from cloudtrain.features.setup.new_job import TEMPLATES, create_job, lacks_packages
-from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command, torch_note
 
 if TYPE_CHECKING:
     from cloudtrain.preflight import Candidates
@@ -74,6 +74,8 @@ def _print_files(folder: Path, files: list[str]) -> None:
         console.print_message(
             f"local runs need packages that are missing: {install_command('local')}"
         )
+        if note := torch_note():
+            console.print_message(note)
 
 
 _NONE = "-"
