@@ -185,9 +185,12 @@ class Day:
         except (BotoCoreError, ClientError) as error:
             say(f"{bench.trial.name}: its bill is unknown and stays reserved: {error}")
             return
-        self.outcomes[bench.trial.name].jobs = jobs
+        outcome = self.outcomes[bench.trial.name]
+        outcome.jobs = jobs
         if not jobs:
-            self.ledger.release(bench.trial.name)
+            # A start whose response was lost may not be listed yet: its money stays reserved.
+            if not bench.plans or outcome.was_refused or outcome.outcome == NOT_RUN:
+                self.ledger.release(bench.trial.name)
         elif all(each["usd"] is not None for each in jobs):
             self.ledger.settle(bench.trial.name, sum(each["usd"] for each in jobs))
 

@@ -18,6 +18,7 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 FINAL = ("Completed", "Failed", "Stopped")
 _MARK = "AWS_DAY "
 _QUIET_LOOKS = 2
+_UNANSWERED = "unknown: AWS has not answered"
 _DELETED_AT_ONCE = 1000
 
 
@@ -145,7 +146,7 @@ class Account:
         """
         until = time.monotonic() + seconds
         quiet = 0
-        left = ["unknown: AWS has not answered"]
+        left = [_UNANSWERED]
         while True:
             try:
                 self.stop_all()
@@ -158,6 +159,7 @@ class Account:
                     left = self._end_pools()
             except Exception as error:  # noqa: BLE001 (whatever it is, jobs may still run)
                 say(f"stopping: {error}; trying again")
+                left = [_UNANSWERED]
             # A job of the last moment may be in the second list only.
             quiet = 0 if left else quiet + 1
             if quiet == _QUIET_LOOKS or time.monotonic() > until:

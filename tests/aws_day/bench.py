@@ -273,8 +273,9 @@ class Bench:
         plan = self.plans[own[0]]
         price = plan.cost.usd_per_hour or 0.0
         has_ended = job["TrainingJobStatus"] in FINAL
-        # A job that never got instances has no times, and no bill.
-        billable = job.get("BillableTimeInSeconds", 0) if has_ended else None
+        # A job that never got instances has no times, and no bill. That of another may be late.
+        nothing = None if "TrainingStartTime" in job else 0
+        billable = job.get("BillableTimeInSeconds", nothing) if has_ended else None
         pool = job.get("WarmPoolStatus", {})
         kept = pool.get("ResourceRetainedBillableTimeInSeconds", 0)
         is_open = pool.get("Status") in ("Available", "InUse")

@@ -54,7 +54,8 @@ def test_a_release_is_built_by_the_make_target() -> None:
     # YAML 1.1 reads the key `on` as true.
     assert document[True] == {"push": {"tags": ["v*"]}}
     steps = document["jobs"]["build"]["steps"]
-    assert [step["run"] for step in steps if "run" in step] == ["make release"]
+    on_main = 'git merge-base --is-ancestor "$GITHUB_SHA" origin/main'
+    assert [step["run"] for step in steps if "run" in step] == [on_main, "make release"]
     uploaded = " ".join(step["with"]["path"] for step in steps if "upload" in step.get("uses", ""))
     assert uploaded.split() == ["dist/*.whl", "dist/*.tar.gz", "dist/*.cdx.json", "dist/SHA256SUMS"]
 
@@ -65,7 +66,7 @@ def test_only_the_job_that_publishes_may_publish() -> None:
     build, publish = document["jobs"]["build"], document["jobs"]["publish"]
     assert document["jobs"].keys() == {"build", "publish"}
     assert build["permissions"] == {"contents": "read"}
-    assert build["steps"][0]["with"] == {"persist-credentials": False}
+    assert build["steps"][0]["with"] == {"persist-credentials": False, "fetch-depth": 0}
     assert publish["permissions"] == {"id-token": "write"}
     assert (publish["needs"], publish["environment"]) == ("build", "pypi")
     # It runs no command, so no code of the repository or of a package from an index.

@@ -31,6 +31,9 @@ ADDRESSES_VARIABLE: Final = "CLOUDTRAIN_HOST_ADDRESSES"
 """JSON object from host name to address, for hosts whose names do not resolve (local runs)."""
 
 PORT_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_PORT"
+EVENTS_FILE_VARIABLE: Final = "CLOUDTRAIN_EVENTS_FILE"
+"""File to which each event is appended, too: the process that logs to trackers reads it."""
+
 RENDEZVOUS_FILE_VARIABLE: Final = "CLOUDTRAIN_RENDEZVOUS_FILE"
 """File through which hosts on the same machine agree, instead of a port."""
 

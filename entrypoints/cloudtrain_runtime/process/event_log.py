@@ -8,17 +8,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from cloudtrain_runtime.contract import format_event
+from cloudtrain_runtime.contract.constants import EVENTS_FILE_VARIABLE
 from cloudtrain_runtime.contract.redaction import redact
 
 _EXACT_FROM = 1e9
 """Larger numbers are times in seconds since the epoch, which six significant digits would round to days."""
 
-
-EVENTS_FILE_VARIABLE: Final = "CLOUDTRAIN_EVENTS_FILE"
-"""File to which each event is appended, too: the process that logs to trackers reads it."""
 
 _listeners: list[Callable[[dict[str, Any]], None]] = []
 

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from typing import IO, Final
 
 from cloudtrain_runtime.contract import RunConfig
+from cloudtrain_runtime.contract.constants import EVENTS_FILE_VARIABLE
 from cloudtrain_runtime.contract.ml_tree import MlTree
-from cloudtrain_runtime.process.event_log import EVENTS_FILE_VARIABLE, emit
+from cloudtrain_runtime.process.event_log import emit
 
 CLOSE_SECONDS: Final = 90.0
 """How long the end of the run waits for the last values, while a service has not failed: a slow import takes 10 s."""

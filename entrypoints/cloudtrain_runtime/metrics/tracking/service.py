@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract.constants import EVENTS_FILE_VARIABLE
 from cloudtrain_runtime.metrics.tracking.background import BackgroundLogger
 from cloudtrain_runtime.metrics.tracking.process import CLOSE_SECONDS, ENDED_FILE, EVENTS_FILE
 from cloudtrain_runtime.metrics.tracking.services import trackers_of
 from cloudtrain_runtime.metrics.tracking.tracker import Ending
 from cloudtrain_runtime.process.environment import read_run_config
-from cloudtrain_runtime.process.event_log import EVENTS_FILE_VARIABLE
 
 _POLL_SECONDS = 0.5
 _PIECE_BYTES = 1 << 20
