@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import re
 import shlex
@@ -75,7 +76,8 @@ def is_installed(module: str) -> bool:
 
 def pip_install(*arguments: str) -> str:
     """Return the command by which pip installs into the environment of this interpreter."""
-    if importlib.util.find_spec("pip") is None:
+    # Not importlib.util.find_spec, at which a hook of setuptools replaces distutils.
+    if importlib.machinery.PathFinder.find_spec("pip") is None:
         # Environments that uv has made have no pip.
         if shutil.which("uv") is not None:
             return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])
