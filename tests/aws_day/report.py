@@ -108,6 +108,9 @@ def redactor_of(settings: Settings, caller: Mapping[str, str]) -> Redactor:
         role: "<role>",
         arn: "<caller>",
     }
+    # The day's own folder is below the prefix of the settings.
+    prefix = settings.prefix.partition("/aws-day/")[0]
+    known |= {prefix: "<prefix>"} if prefix != Settings.prefix else {}
     known |= dict.fromkeys((*settings.subnets, *settings.security_groups), "<network id>")
     return Redactor(known)
 

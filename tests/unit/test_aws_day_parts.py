@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -250,6 +251,12 @@ def test_no_name_of_the_account_is_in_the_file(tmp_path: Path) -> None:
     written = path.read_text()
     assert [value for value in values if str(value) in written] == []
     assert "s3://<bucket>/x" in written
+
+
+def test_a_prefix_of_your_own_is_replaced() -> None:
+    settings = dataclasses.replace(SETTINGS, prefix="team-vision/aws-day/aws-day-abcdef")
+    redactor = report.redactor_of(settings, CALLER)
+    assert redactor.text("s3://b/team-vision/aws-day/a") == "s3://b/<prefix>/aws-day/a"
 
 
 def test_redaction_keeps_numbers_statuses_and_types() -> None:
