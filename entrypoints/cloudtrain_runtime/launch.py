@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,8 @@ except ImportError:
 _RANK_STARTERS = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch))\b")
 _MARGIN_SECONDS = 20
 """Part of the grace time that is reserved for torchrun to end workers that have not acted on the notice."""
+_EXIT_SECONDS = 5
+"""Part of it in which the launcher itself ends."""
 
 _RENDEZVOUS_SECONDS = 1800
 """How long the first host waits for the last one: hosts pull their images at different speeds."""
@@ -203,7 +206,7 @@ def _run_ranks(
     code.report(host.name)
     report.end()
     hung = watch.end()
-    tracking.end(exit_code, is_stopping=stop.is_received())
+    tracking.end(exit_code, stop.seconds_left())
     if hung is not None:
         return hung
     if exit_code != 0 and not stop.is_received():
@@ -420,6 +423,7 @@ class _Stop:
 
     def __init__(self, tree: MlTree) -> None:
         self._is_received = False
+        self._killed_at: float | None = None
         self._tree = tree
         self._process: subprocess.Popen[Any] | None = None
         self._request: signal.Signals | None = None
@@ -435,6 +439,12 @@ class _Stop:
 
     def is_received(self) -> bool:
         return self._is_received
+
+    def seconds_left(self) -> float | None:
+        """Return how long this host may still work before it has to end; None without a notice."""
+        if self._killed_at is None:
+            return None
+        return max(0.0, self._killed_at - time.monotonic() - _EXIT_SECONDS)
 
     def set_target(
         self, process: subprocess.Popen[Any] | None, request: signal.Signals | None = None
@@ -454,12 +464,13 @@ class _Stop:
         if self._is_received:
             return
         self._is_received = True
+        grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
+        self._killed_at = time.monotonic() + grace
         self.signal_name = signal.Signals(number).name
         self._tree.stop_notice.touch()
         if not self._tree.in_training_loop.exists():
             self._terminate()
             return
-        grace = float(os.environ.get(GRACE_VARIABLE, STOP_GRACE_SECONDS))
         self._timer = threading.Timer(max(1.0, grace - _MARGIN_SECONDS), self._terminate)
         self._timer.daemon = True
         self._timer.start()

@@ -20,7 +20,7 @@ from support.jobs import Cli, processes_of, until
 from support.wandb_files import OfflineRun, read_offline
 from support.wandb_server import ENTITY, serve_wandb
 
-from cloudtrain_runtime.contract import parse_event
+from cloudtrain_runtime.contract import GRACE_VARIABLE, parse_event
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -241,6 +241,21 @@ def test_a_server_that_hangs_does_not_fail_a_run(
     assert "values were not logged to Weights & Biases" in cli("status", run).out
     assert not processes_of(run)
     assert "a" * 40 not in cli("logs", run).out
+
+
+def test_a_stopped_run_ends_within_its_grace_time(
+    cli: Cli, job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that ends later is killed, and then nothing says how the run has ended."""
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    monkeypatch.setenv(GRACE_VARIABLE, "20")
+    with silent_server() as url:
+        changes = online(url, "--set=train.steps=1000000", "--set=checkpoint.every=1000000 steps")
+        run = cli("submit", write(job, tmp_path), "--local", "--json", *changes).json["run"]
+        until(lambda: (cli("status", run, "--json").json["last_step"] or 0) > 10)
+        assert cli("stop", run, "--wait", "--json").json["state"] == "STOPPED"
+    assert "the process of the trackers was killed" in events(cli, run, "tracking")[-1]["detail"]
+    assert not processes_of(run)
 
 
 KILLED = """

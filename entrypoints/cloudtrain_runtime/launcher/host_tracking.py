@@ -46,20 +46,20 @@ class HostTracking:
         """Variables of the ranks by which their events are logged."""
         return self._process.variables if self._process is not None else {}
 
-    def end(self, exit_code: int, *, is_stopping: bool) -> None:
-        """Wait until the last values are logged, at most 90 s.
+    def end(self, exit_code: int, seconds_left: float | None) -> None:
+        """Wait until the last values are logged, at most 90 s, and after a stop notice not beyond the grace time.
 
         Args:
             exit_code: Exit code of the ranks' agent.
-            is_stopping: Whether the host has received a stop notice.
+            seconds_left: What is left of the grace time; None without a stop notice.
         """
         ending = "failed"
-        if is_stopping:
+        if seconds_left is not None:
             ending = "stopped"
         elif exit_code == 0:
             ending = "finished"
         if self._process is not None:
-            self._process.end(ending)
+            self._process.end(ending, seconds_left)
         if self._output is not None:
             self._output.close_write_end()
             self._output.end()

@@ -65,13 +65,17 @@ class TrackingProcess:
         """Variables of the processes whose events are logged."""
         return {EVENTS_FILE_VARIABLE: str(self.events)}
 
-    def end(self, ending: str = "") -> None:
+    def end(self, ending: str = "", most_seconds: float | None = None) -> None:
         """Wait until the remaining values are logged, at most 90 s.
 
         Args:
             ending: `finished`, `stopped` or `failed`, if the events do not say it.
+            most_seconds: How long it may take, if that is less.
         """
-        deadline = time.monotonic() + CLOSE_SECONDS + _MARGIN_SECONDS
+        seconds = CLOSE_SECONDS + _MARGIN_SECONDS
+        if most_seconds is not None:
+            seconds = min(seconds, most_seconds)
+        deadline = time.monotonic() + seconds
         self._close(ending, deadline)
         if not self._ended.exists() and time.monotonic() < deadline:
             # It was killed, perhaps for its memory. Another one logs what that has not logged.
