@@ -87,6 +87,7 @@ JOBS: Mapping[str, Sequence[str]] = {
     "notify.sns": (f"notify={{sns: 'arn:aws:sns:{HERE}:training'}}",),
     "tracking.tensorboard": ("tracking.tensorboard=true",),
     "tracking.mlflow": (f"tracking.mlflow={APP}",),
+    "tracking.wandb.mode": ("tracking.wandb.mode=offline", "metrics={loss: 'loss=([0-9.]+)'}"),
     "RoleArn": (),
     "OutputDataConfig.KmsKeyId": (),
     "ResourceConfig.VolumeKmsKeyId": ("cluster.instance_type=ml.m5.xlarge",),
