@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,11 @@ def config(uri: str) -> RunConfig:
 def test_a_missing_package_is_named(
     uri: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else sys)
+    def find_spec(name: str) -> ModuleSpec | None:
+        # A folder of this name, without code, is found, too.
+        folder = ModuleSpec(name, None)
+        return folder if name == missing else ModuleSpec(name, None, origin="here")
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     with pytest.raises(JobError, match=f"the package {package}, which this environment lacks"):
         start_tracking(MlTree(tmp_path), config(uri), {})
