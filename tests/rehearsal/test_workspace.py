@@ -109,7 +109,7 @@ def test_details_are_indented_on_a_terminal() -> None:
     assert plain.splitlines()[1] == "unknown  network  " + ("word " * 30)
     assert plain.splitlines()[2].startswith("verdict: unknown")
     above, below = pty.openpty()
-    environ = {**os.environ, "COLUMNS": "60", "TERM": "dumb"}
+    environ = {**os.environ, "COLUMNS": "60", "TERM": "xterm", "NO_COLOR": "1"}
     with subprocess.Popen([sys.executable, "-c", SHOW], stdout=below, env=environ) as process:
         os.close(below)
         shown = b""
