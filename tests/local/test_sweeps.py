@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 from collections import Counter
@@ -171,7 +172,8 @@ def test_a_sweep_whose_first_trials_fail_ends(
     done = cli("sweep", file, "--local", "--follow", "--json")
     assert done.code == 4, done.err
     assert done.json["state"] == "FAILED"
-    assert done.json["reason"].startswith("the first 3 trials failed: ")
+    # Two run at a time: the fourth may have failed before the third was seen.
+    assert re.match(r"the first [34] trials failed: ", done.json["reason"])
     assert len(done.json["trials"]) < 10
     assert done.json["best"] is None
     assert cli("sweep", "best", "latest").code == 2

@@ -113,7 +113,10 @@ def test_pip_is_that_of_this_interpreter(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_without_pip_uv_or_ensurepip_is_named(tmp_path: Path) -> None:
     """An environment that uv has made has no pip."""
     program = "from cloudtrain.support.installation import install_command; print(install_command('sweep'))"
-    hide = "import sys; sys.modules['pip'] = None; "
+    hide = (
+        "import importlib.machinery as m; real = m.PathFinder.find_spec; "
+        "m.PathFinder.find_spec = lambda name, *more: None if name == 'pip' else real(name, *more); "
+    )
     found = {}
     for name in ("without", "with"):
         (tmp_path / name).mkdir()

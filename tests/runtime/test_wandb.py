@@ -222,7 +222,11 @@ def silent_server() -> Iterator[str]:
                     kept.append(server.accept())
 
         threading.Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            for connection, _ in kept:
+                connection.close()
 
 
 def test_a_server_that_hangs_does_not_fail_a_run(

@@ -15,6 +15,7 @@ from cloudtrain.console import (
     coloured,
     command_name,
     print_message,
+    print_row,
 )
 from cloudtrain.console.facts import print_facts
 from cloudtrain.console.status_fields import (
@@ -174,11 +175,11 @@ def tracking_rows(status: Status) -> list[Row]:
 
 def print_detached(run: Run, verb: str) -> int:
     """Print that a run continues and which command (`verb`) attaches to it again; return the exit code."""
+    called = command_name()
     print_message("")
-    print_message(
-        f"{run.reference} continues. To attach again: {command_name()} {verb} {run.reference}"
-    )
-    print_message(f"To stop it: {command_name()} stop {run.reference}")
+    # Not wrapped, so that the commands can be copied.
+    print_row(f"{run.reference} continues. To attach again: {called} {verb} {run.reference}")
+    print_row(f"To stop it: {called} stop {run.reference}")
     return EXIT_INTERRUPTED
 
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from cloudtrain.console import YELLOW, command_name, print_json, print_message
+from cloudtrain.console import YELLOW, command_name, print_json, print_message, print_row
 from cloudtrain.console.facts import print_facts, print_sentence
 from cloudtrain.console.runs import STATE_COLOURS
 from cloudtrain.console.tables import Cell, Column, print_table, table_lines
@@ -129,7 +129,7 @@ def follow_sweep(sweep: Sweep, *, as_json: bool) -> int:
         is_live = not as_json and is_terminal()
         status = _follow_live(sweep) if is_live else sweep.follow_trials(print_message)
     except KeyboardInterrupt:
-        print_message(
+        print_row(
             f"{sweep.id} continues. To attach again: {command_name()} sweep follow {sweep.id}"
         )
         return EXIT_INTERRUPTED
