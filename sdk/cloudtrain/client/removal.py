@@ -230,7 +230,7 @@ def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, st
     for status in runs:
         if status.run in chosen or "folder" not in status.artifacts:
             continue
-        for named in _named_checkpoints(read_file(folder_of(status) / PLAN_FILE, PLAN)):
+        for named in _named_places(read_file(folder_of(status) / PLAN_FILE, PLAN)):
             path = path_of(named) if named.startswith("file:") else Path(named)
             places = [path, *path.parents] if path.is_absolute() else []
             used = [folders[place] for place in places if place in folders]
@@ -239,7 +239,7 @@ def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, st
     return found
 
 
-def _named_checkpoints(plan: Mapping[str, Any]) -> list[str]:
+def _named_places(plan: Mapping[str, Any]) -> list[str]:
     """Return every uri, path or run of checkpoints in a plan.json, and the folder of offline files of a tracker."""
     tracking = plan.get("config", {}).get("tracking")
     files = tracking.get("files") if isinstance(tracking, Mapping) else None

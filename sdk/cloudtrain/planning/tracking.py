@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
@@ -26,9 +26,6 @@ _MLFLOW_NAME_VARIABLE = "MLFLOW_RUN_NAME"
 _WANDB_ID_VARIABLE = "WANDB_RUN_ID"
 RUN_VARIABLES: Final = (_MLFLOW_NAME_VARIABLE, _WANDB_ID_VARIABLE)
 """Variables with the id of the first run of a training, by which later runs continue its run in a service."""
-
-UNTRACKED: Final = {WANDB_MODE_VARIABLE: "disabled"}
-"""Variables of a run that is no training of its user, such as a rehearsal: also of code that logs by itself."""
 
 _SQLITE = "sqlite:///"
 _WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
@@ -53,6 +50,18 @@ def wandb_mode(spec: JobSpec) -> str:
     if wandb is None:
         return ""
     return _MODES.get(spec.code.variables.get(WANDB_MODE_VARIABLE, wandb.mode), "")
+
+
+def without_tracking(spec: JobSpec) -> dict[str, Any]:
+    """Return the sections of a run that is no training of its user, such as a rehearsal, and is in no tracker.
+
+    The variable is for code that logs by itself.
+    """
+    env = {**spec.code.env, WANDB_MODE_VARIABLE: "disabled"}
+    return {
+        "code": spec.code.model_copy(update={"env": env}),
+        "tracking": type(spec.tracking)(),
+    }
 
 
 def decide_tracking(spec: JobSpec, code: CodeInfo) -> TrackingConfig | None:

@@ -75,38 +75,31 @@ def check_tracking(context: CheckContext) -> Iterator[Check]:
     if not uri.startswith(("http://", "https://")):
         yield passed("tracking", f"{uri} (its permissions are part of the role's)")
         return
-    try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=CONNECT_SECONDS):  # noqa: S310 (http, see above)
-            yield passed("tracking", f"{uri} answers")
-    except urllib.error.HTTPError as error:
-        # Such as 401: it answers.
-        yield passed("tracking", f"{uri} answers with status {error.code}")
-    except (OSError, ValueError) as error:
-        reason = redact(str(getattr(error, "reason", error)))
-        warning = (
-            f"tracking.mlflow: {uri} does not answer this machine ({reason}). A run that cannot reach it trains "
-            "without it, and reports how many values it has dropped"
-        )
-        yield passed("tracking", f"{uri} does not answer this machine", warning=warning)
+    yield _check_server("tracking", "tracking.mlflow", uri, page=f"{uri.rstrip('/')}/health")
 
 
 def check_wandb(context: CheckContext) -> Iterator[Check]:
     """Ask Weights & Biases for any answer. Without one a run trains all the same, so this is a warning only."""
     variables = context.plan.request["Environment"]
     url = redact(variables.get(WANDB_URL_VARIABLE, WANDB_URL))
+    advice = "; with mode: offline it keeps files for wandb sync"
+    yield _check_server("wandb", "tracking.wandb", url, page=url, advice=advice)
+
+
+def _check_server(name: str, field: str, url: str, *, page: str, advice: str = "") -> Check:
+    """Ask a tracker's server for a page. Any answer is one, also a refusal such as 401."""
     try:
-        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS):  # noqa: S310 (of the job's own file)
-            yield passed("wandb", f"{url} answers")
+        with urllib.request.urlopen(page, timeout=CONNECT_SECONDS):  # noqa: S310 (of the job's own file)
+            return passed(name, f"{url} answers")
     except urllib.error.HTTPError as error:
-        # Such as 404: it answers.
-        yield passed("wandb", f"{url} answers with status {error.code}")
+        return passed(name, f"{url} answers with status {error.code}")
     except (OSError, ValueError) as error:
         reason = redact(str(getattr(error, "reason", error)))
         warning = (
-            f"tracking.wandb: {url} does not answer this machine ({reason}). A run that cannot reach it trains without "
-            "it, and reports how many values it has dropped; with mode: offline it keeps files for wandb sync"
+            f"{field}: {url} does not answer this machine ({reason}). A run that cannot reach it trains without it, "
+            f"and reports how many values it has dropped{advice}"
         )
-        yield passed("wandb", f"{url} does not answer this machine", warning=warning)
+        return passed(name, f"{url} does not answer this machine", warning=warning)
 
 
 def topic_of(plan: Plan) -> str | None:

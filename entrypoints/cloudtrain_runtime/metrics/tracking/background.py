@@ -34,7 +34,7 @@ _LAST_ATTEMPTS = 3
 
 
 class BackgroundLogger:
-    """Logs a run to one service, from the run's events. No method waits for the service but `close`.
+    """Logs a run to one service, from the run's events. No method waits for the service but `join`.
 
     Each step of a metric is logged once: steps that a restart or another attempt repeats keep their first values.
 

@@ -16,7 +16,7 @@ from cloudtrain.client.observer import Observer
 from cloudtrain.client.submission import Submission
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.job.loader import override_texts
-from cloudtrain.planning.tracking import UNTRACKED
+from cloudtrain.planning.tracking import without_tracking
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
 from cloudtrain.runs.evaluations import (
@@ -232,8 +232,7 @@ def plan_evaluation(
             + EVALUATION_SUFFIX,
             "train": train,
             "checkpoint": spec.checkpoint.model_copy(update={"resume": "never", "uri": None}),
-            "code": spec.code.model_copy(update={"env": {**spec.code.env, **UNTRACKED}}),
-            "tracking": type(spec.tracking)(),
+            **without_tracking(spec),
         }
     )
     evaluation = EvaluationConfig(

@@ -44,7 +44,7 @@ from cloudtrain.planning.diagnostics import texts_of
 from cloudtrain.planning.job_checks import keeps_checkpoints
 from cloudtrain.planning.package_checks import warn_about_packages
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.tracking import UNTRACKED
+from cloudtrain.planning.tracking import without_tracking
 from cloudtrain.support.checks import Check, failed, passed, unknown
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.steps import Steps
@@ -290,8 +290,7 @@ def rehearsed_spec(spec: JobSpec, shape: Shape, steps: int) -> JobSpec:
             "cluster": spec.cluster.model_copy(update=cluster),
             "checkpoint": spec.checkpoint.model_copy(update=checkpoint),
             "limits": spec.limits.model_copy(update={"hang": _HANG_SECONDS}),
-            "code": spec.code.model_copy(update={"env": {**spec.code.env, **UNTRACKED}}),
-            "tracking": type(spec.tracking)(),
+            **without_tracking(spec),
             "output": type(spec.output)(),
             "notify": None,
             "report": False,
