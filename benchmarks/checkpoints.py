@@ -5,9 +5,11 @@
 Two ranks with Gloo train a layer of 42 million weights with AdamW (a state of 504 MB). They save the state in four
 ways, alternately in the same processes: torch.save by rank 0, DCP's async_save, async_save with its asynchronous
 stager, and cloudtrain. The stall is the time that the training thread waits in the call and before the next step of
-the optimizer. Uploads are measured alternately, too, without training: the same 504 MB with an s3torchconnector
-writer, with boto3's upload_file, and as a complete checkpoint of cloudtrain (from the call to the commit, in one
-process). All measurements with S3 use one S3 server on loopback.
+the optimizer. One rank saves a larger state without training: the time until it is complete and on the disk, beside
+torch.save and the bytes alone, with and without the checksums of a checkpoint. Uploads are measured alternately, too,
+without training: the same 504 MB with an s3torchconnector writer, with boto3's upload_file, and as a complete
+checkpoint of cloudtrain (from the call to the commit, in one process). All measurements with S3 use one S3 server on
+loopback.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.distributed as dist
@@ -48,6 +51,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH, SAMPLES = 6480, 64
 """42 million weights: with AdamW's two moments 504 MB in float32."""
+LARGE_WIDTH = 11_180
+"""125 million weights: 1.5 GB."""
+_PIECE_BYTES = 8 << 20
+_MOST_SECONDS = 300
 
 RANKS = 2
 TORCH_SAVE, ASYNC_SAVE, OWN, CONNECTOR = (
@@ -99,7 +106,7 @@ def run_rank(what: str, output: str, **options: Any) -> None:
     """Run one rank."""
     warnings.simplefilter("ignore")
     dist.init_process_group("cpu:gloo,cuda:nccl" if options["device"] == "cuda" else "gloo")
-    found, failed = {"stall": stalls, "upload": uploads}[what](options)
+    found, failed = {"stall": stalls, "complete": completions, "upload": uploads}[what](options)
     if dist.get_rank() == 0:
         measured = [[asdict(each) for each in part] for part in (found, failed)]
         Path(output).write_text(json.dumps(measured))
@@ -116,6 +123,7 @@ BENCHMARK = Benchmark(
     options={
         "device": ("cpu", "cpu or cuda: one rank on one GPU, with pinned memory"),
         "width": (WIDTH, "of the layer"),
+        "large-width": (LARGE_WIDTH, "of the layer of the larger state"),
     },
     packages=("torch", "s3torchconnector", "boto3"),
     children=(run_rank,),
@@ -157,6 +165,13 @@ def measure(session: Session) -> list[str]:
                 "",
             ]
             print("\n".join(lines), file=sys.stderr, flush=True)  # results so far
+        large = options | {"width": session.options.large_width}
+        found, _ = run_ranks("complete", 1, uri=Path(folder).as_uri(), **large)
+        check(found)
+        gigabytes = find(found, OWN).median("bytes") / 1e9
+        title = f"{gigabytes:.1f} GB, complete and on the disk"
+        lines += [*table(title, found, base=TORCH_SAVE), ""]
+        print("\n".join(lines), file=sys.stderr, flush=True)
         found, _ = run_ranks("upload", 1, uri=s3, **options | {"device": "cpu"})
         check(found)
     return [*lines, *table("upload of the same bytes", found, base=CONNECTOR)]
@@ -343,6 +358,13 @@ class OwnSave:
         self.step += 1
         self.checkpoints.save(self.step, trainer.model, [trainer.optimizer], {}, {})
 
+    def save_completely(self, trainer: Trainer) -> None:
+        """Start to save the next step, and return when it is committed: to the millisecond, as `wait` is not."""
+        self.start(trainer)
+        deadline = time.perf_counter() + _MOST_SECONDS
+        while self.saver.last_step != self.step and time.perf_counter() < deadline:
+            time.sleep(0.002)
+
     def wait(self) -> None:
         """Wait for the commit, and count it."""
         self.checkpoints.wait_for_save()
@@ -384,6 +406,70 @@ def connector_config() -> Any:
     return S3ClientConfig(force_path_style=True)
 
 
+def completions(options: dict[str, Any]) -> tuple[list[Series], list[FailedPeer]]:
+    """Save the same state with each variant alternately; return seconds until it is complete and on the disk."""
+    trainer = Trainer(options["width"], options["device"])
+    trainer.step()
+    own = OwnSave(options)
+    folder = Path(options["uri"].removeprefix("file://"))
+    state = [
+        tensor.detach()
+        for part in (trainer.model, trainer.optimizer)
+        for tensor in _tensors_of(part.state_dict())
+    ]
+    bytes_ = sum(tensor.nbytes for tensor in state)
+
+    def with_torch() -> None:
+        _write(folder / "state.pt", lambda file: torch.save(trainer.states(), file))
+
+    def with_bytes(sums: bool) -> None:
+        def write(file: BinaryIO) -> None:
+            for tensor in state:
+                data = memoryview(tensor.cpu().numpy()).cast("B")
+                for start in range(0, len(data), _PIECE_BYTES):
+                    piece = data[start : start + _PIECE_BYTES]
+                    if sums:
+                        zlib.crc32(piece)
+                    file.write(piece)
+
+        _write(folder / "state.bytes", write)
+
+    def peer(name: str, save: Callable[[], None], goal: str = "") -> Peer:
+        def run() -> Figures:
+            seconds = seconds_of(save)
+            if name == OWN:
+                own.wait()
+            trainer.step()
+            return {SECONDS: seconds, "bytes": bytes_, "saves": own.committed}
+
+        return Peer(name, run, goal)
+
+    peers = [
+        peer(TORCH_SAVE, with_torch),
+        peer("the bytes alone", lambda: with_bytes(False)),
+        peer("the bytes alone, and their checksums", lambda: with_bytes(True)),
+        peer(OWN, lambda: own.save_completely(trainer), "at most 1"),
+    ]
+    return alternate_working(peers, options["rounds"], always=(TORCH_SAVE, OWN))
+
+
+def _tensors_of(state: object) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors_of(value)
+
+
+def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file by a new one, when that is on the disk."""
+    new = path.with_suffix(".new")
+    with new.open("wb", buffering=0) as file:
+        write(file)
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
 def uploads(options: dict[str, Any]) -> tuple[list[Series], list[FailedPeer]]:
     """Upload the same bytes with each variant alternately; return seconds by variant."""
     import boto3
@@ -405,10 +491,7 @@ def uploads(options: dict[str, Any]) -> tuple[list[Series], list[FailedPeer]]:
             client.upload_file(str(file), "speed", "raw/boto3")
 
         def by_cloudtrain() -> None:
-            own.start(trainer)
-            deadline = time.perf_counter() + 300
-            while own.saver.last_step != own.step and time.perf_counter() < deadline:
-                time.sleep(0.002)
+            own.save_completely(trainer)
 
         def peer(name: str, upload: Callable[[], None], goal: str = "") -> Peer:
             def run() -> Figures:

@@ -1,7 +1,7 @@
 """Log of every AWS call of cloudtrain and its runtime, in the processes of tests and all their child processes.
 
 sitecustomize.py installs it if CLOUDTRAIN_TEST_RECORD names a folder. tests/support/aws_calls.py reads the log. The
-product has no code for it: botocore and s3torchconnector are patched after their import. Calls that the tests or a
+product has no code for it: botocore is patched after its import. Calls that the tests or a
 user's script make themselves are left out.
 """
 
@@ -69,20 +69,7 @@ def _patch_botocore(module: ModuleType) -> None:
     base._convert_to_request_dict = _convert_to_request_dict
 
 
-def _patch_connector(module: ModuleType) -> None:
-    """Log the creation of a writer: the writer's calls do not use botocore, but AWS's C library."""
-    base = module.S3Checkpoint
-    writer = base.writer
-
-    def logged_writer(self: Any, s3_uri: str) -> Any:
-        bucket, _, key = s3_uri.removeprefix("s3://").partition("/")
-        _write("s3torchconnector", "writer", {"Bucket": bucket, "Key": key}, sys._getframe(1), None)
-        return writer(self, s3_uri)
-
-    base.writer = logged_writer
-
-
-_PATCHES = {"botocore.client": _patch_botocore, "s3torchconnector.s3checkpoint": _patch_connector}
+_PATCHES = {"botocore.client": _patch_botocore}
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""S3 objects over HTTP: both engines, with moto and with a lighter server that injects faults."""
+"""S3 objects over HTTP: with moto and with a lighter server that injects faults."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 from support.s3_faults import FaultPlan
 from support.s3_server import S3Server, serve_s3
 
-from cloudtrain_runtime.s3.objects import RangeReader, S3Error, S3Objects, connector_part_bytes
+from cloudtrain_runtime.s3.objects import RangeReader, S3Error, S3Objects
 from cloudtrain_runtime.s3.uploads import MAX_PARTS, part_bytes
 
 MIB = 1 << 20
 BUCKET = "cloudtrain-test"
-ENGINES = ("boto3", "s3torchconnector")
 Build = Callable[..., S3Objects]
 
 
@@ -36,15 +35,6 @@ def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     set_account(server.endpoint, monkeypatch)
     server.reset(BUCKET)
     return server
-
-
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = str(request.param)
-    if name != "boto3":
-        pytest.importorskip(name)
-    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", name)
-    return name
 
 
 @pytest.fixture(params=["light", "moto"])
@@ -96,18 +86,16 @@ def test_objects_are_put_read_listed_and_deleted(objects: S3Objects) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5, 20 * MIB + 1])
-def test_an_upload_stores_the_bytes_that_were_written(
-    objects: S3Objects, engine: str, count: int
-) -> None:
+def test_an_upload_stores_the_bytes_that_were_written(objects: S3Objects, count: int) -> None:
     data = some_bytes(count)
     upload(objects, "shard", data)
     assert objects.sizes() == {"shard": count}
     assert objects.read("shard") == data
 
 
-def test_a_buffer_may_change_after_it_is_written(s3: S3Server, engine: str) -> None:
+def test_a_buffer_may_change_after_it_is_written(s3: S3Server) -> None:
     objects, buffer = S3Objects(f"s3://{BUCKET}/p"), bytearray(5 * MIB)
-    with objects.create("shard", 15 * MIB) as writer:
+    with objects.create("shard") as writer:
         for value in (1, 2, 3):
             buffer[:] = bytes([value]) * len(buffer)
             writer.write(memoryview(buffer))
@@ -115,9 +103,7 @@ def test_a_buffer_may_change_after_it_is_written(s3: S3Server, engine: str) -> N
 
 
 @pytest.mark.parametrize("count", [3, 20 * MIB])
-def test_an_exception_leaves_no_object_and_no_upload(
-    objects: S3Objects, engine: str, count: int
-) -> None:
+def test_an_exception_leaves_no_object_and_no_upload(objects: S3Objects, count: int) -> None:
     def fail() -> None:
         with objects.create("shard") as writer:
             writer.write(some_bytes(count))
@@ -209,7 +195,7 @@ def test_exactly_one_of_many_conditional_writes_succeeds(s3: S3Server) -> None:
     objects.put("claim", b"an unconditional write succeeds")
 
 
-def test_clients_work_in_a_forked_process_and_its_parent(s3: S3Server, engine: str) -> None:
+def test_clients_work_in_a_forked_process_and_its_parent(s3: S3Server) -> None:
     objects = S3Objects(f"s3://{BUCKET}/forked")
     upload(objects, "parent", b"parent")
     child = multiprocessing.get_context("fork").Process(
@@ -225,30 +211,22 @@ def test_clients_work_in_a_forked_process_and_its_parent(s3: S3Server, engine: s
 def test_part_sizes_grow_up_to_the_largest_object() -> None:
     assert part_bytes(0) == 8 * MIB
     assert sum(part_bytes(number) for number in range(MAX_PARTS)) >= 5 << 40
-    for total in (1, 80 * 10**9, 90 * 10**9, 5 << 40):
-        assert connector_part_bytes(total) * MAX_PARTS >= total
 
 
-def test_an_unknown_engine_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "s3fs")
-    with pytest.raises(RuntimeError, match="choose one of boto3, s3torchconnector"):
-        S3Objects("s3://bucket")
-
-
-def test_both_engines_find_the_same_profile(
-    s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+def test_uploads_use_the_profile_of_the_environment(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "[default]\naws_access_key_id=OTHER\naws_secret_access_key=s\n"
-    text += f"[{engine}]\naws_access_key_id=PROFILE{engine.upper()}\naws_secret_access_key=s\n"
+    text += "[team]\naws_access_key_id=TEAM\naws_secret_access_key=s\n"
     Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"]).write_text(text)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_PROFILE", engine)
+    monkeypatch.setenv("AWS_PROFILE", "team")
     before = s3.counts()["PutObject"] + s3.counts()["UploadPart"]
     upload(S3Objects(f"s3://{BUCKET}/p"), "shard", b"data")
     assert s3.counts()["PutObject"] + s3.counts()["UploadPart"] > before
     assert "OTHER" not in s3.access_keys()
-    assert f"PROFILE{engine.upper()}" in s3.access_keys()
+    assert "TEAM" in s3.access_keys()
 
 
 def test_credentials_of_a_container_are_renewed(
@@ -266,7 +244,7 @@ def test_credentials_of_a_container_are_renewed(
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset"])
-def test_an_upload_survives_transient_faults(s3: S3Server, engine: str, kind: str) -> None:
+def test_an_upload_survives_transient_faults(s3: S3Server, kind: str) -> None:
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     s3.set_faults(
         FaultPlan(max_faults=3, skip=1, operations=".*Part|.*MultipartUpload", **{kind: 0.6})
@@ -280,7 +258,6 @@ def test_an_upload_survives_transient_faults(s3: S3Server, engine: str, kind: st
 def test_an_upload_succeeds_if_its_last_response_is_lost(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     objects, data = S3Objects(f"s3://{BUCKET}/p"), some_bytes(20 * MIB)
     s3.set_faults(FaultPlan(max_faults=1, lost=1.0, operations="CompleteMultipartUpload"))
     upload(objects, "shard", data)
@@ -317,7 +294,7 @@ def test_listing_and_deleting_survive_transient_faults(s3: S3Server) -> None:
     assert objects.sizes() == {}
 
 
-def test_a_truncated_upload_shows_in_the_sizes(s3: S3Server, engine: str) -> None:
+def test_a_truncated_upload_shows_in_the_sizes(s3: S3Server) -> None:
     objects = S3Objects(f"s3://{BUCKET}/p")
     s3.set_faults(FaultPlan(truncated=1.0, max_faults=1, operations="PutObject|UploadPart"))
     upload(objects, "shard", bytes(MIB))
@@ -343,7 +320,7 @@ PERMANENT = {
 
 @pytest.mark.parametrize("kind", PERMANENT)
 def test_a_failed_upload_names_the_object_and_the_cause(
-    s3: S3Server, engine: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     objects = S3Objects(f"s3://{BUCKET}/p")
@@ -353,7 +330,7 @@ def test_a_failed_upload_names_the_object_and_the_cause(
     with pytest.raises(S3Error, match=PERMANENT[kind]) as caught:
         upload(objects, "shard", some_bytes(30 * MIB))
     assert f"s3://{BUCKET}/p/shard" in str(caught.value)
-    assert s3.counts()[kind] - before <= 10, "four parts and the abort, with two attempts each"
+    assert s3.counts()[kind] - before <= 10, "the parts and the abort, with two attempts each"
     s3.set_faults(FaultPlan())
     assert objects.sizes() == {}
 
@@ -385,7 +362,7 @@ def test_every_failed_request_names_the_cause(
 
 
 def test_a_killed_server_is_a_lost_connection(
-    engine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with serve_s3(tmp_path / "s3") as server:
         set_account(server.endpoint, monkeypatch)
@@ -408,7 +385,7 @@ def test_a_killed_server_is_a_lost_connection(
         assert objects.read("kept") == b"kept"
 
 
-def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
+def test_a_missing_bucket_is_named(objects: S3Objects) -> None:
     missing = S3Objects("s3://no-such-bucket/p")
     for request in (missing.sizes, lambda: missing.read("a"), lambda: upload(missing, "a", b"1")):
         with pytest.raises(S3Error, match=r"s3://no-such-bucket/p.*there is no such bucket"):
@@ -416,7 +393,7 @@ def test_a_missing_bucket_is_named(objects: S3Objects, engine: str) -> None:
 
 
 def test_missing_credentials_are_the_reported_cause(
-    s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -98,10 +98,9 @@ def test_a_save_in_progress_completes_when_the_script_ends(end: str, tmp_path: P
 
 
 def test_a_multipart_save_completes_when_the_script_ends(
-    aws: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    aws: dict[str, str], tmp_path: Path
 ) -> None:
     """The thread pool that uploads the parts must not be shut down before the save has completed."""
-    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", "boto3")
     text = start(tmp_path / "ml", "s3://cloudtrain-test/c", 1, width=3000)
     assert saved_steps("s3://cloudtrain-test/c") == [1], text
 

@@ -45,15 +45,6 @@ def server() -> Iterator[S3Server]:
         yield running
 
 
-@pytest.fixture(params=["boto3", "s3torchconnector"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = str(request.param)
-    if name != "boto3":
-        pytest.importorskip(name)
-    monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", name)
-    return name
-
-
 @pytest.fixture
 def s3(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """The server without faults, with an empty bucket. The AWS variables point to it."""
@@ -170,9 +161,7 @@ def training(s3: S3Server, context: Context, capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("kind", ["throttled", "broken", "reset", "torn", "slow", "conflict"])
-def test_a_save_survives_transient_faults(
-    training: Training, s3: S3Server, engine: str, kind: str
-) -> None:
+def test_a_save_survives_transient_faults(training: Training, s3: S3Server, kind: str) -> None:
     assert training.step_and_save()
     s3.set_faults(FaultPlan(max_faults=3, **{kind: 0.5}))
     for _ in range(2):
@@ -199,7 +188,6 @@ PERMANENT = {
 def test_a_failed_save_has_a_reason_and_the_next_succeeds(
     training: Training,
     s3: S3Server,
-    engine: str,
     kind: str,
     skip: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -228,28 +216,26 @@ def test_a_failed_save_has_a_reason_and_the_next_succeeds(
 
 
 def test_renewed_credentials_are_found(
-    training: Training, s3: S3Server, engine: str, monkeypatch: pytest.MonkeyPatch
+    training: Training, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A user signs in again while a run continues."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "2")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     keys = Path(os.environ["AWS_SHARED_CREDENTIALS_FILE"])
-    keys.write_text(f"[default]\naws_access_key_id=OLD{engine}\naws_secret_access_key=s\n")
+    keys.write_text("[default]\naws_access_key_id=OLD\naws_secret_access_key=s\n")
     training.checkpoints = training.new_manager()
     assert training.step_and_save()
     training.new_events()
-    s3.set_faults(FaultPlan(expired_keys=(f"OLD{engine}",)))
+    s3.set_faults(FaultPlan(expired_keys=("OLD",)))
     assert not training.step_and_save()
     assert PERMANENT["expired"] in training.missed_reason()
-    keys.write_text(f"[default]\naws_access_key_id=NEW{engine}\naws_secret_access_key=s\n")
+    keys.write_text("[default]\naws_access_key_id=NEW\naws_secret_access_key=s\n")
     assert training.step_and_save()
     assert training.resumed_step() == training.step
 
 
-def test_a_save_with_a_truncated_upload_is_no_checkpoint(
-    training: Training, s3: S3Server, engine: str
-) -> None:
+def test_a_save_with_a_truncated_upload_is_no_checkpoint(training: Training, s3: S3Server) -> None:
     """The server stores half of an upload and reports success: of a shard, of writer.json, of the manifest."""
     assert training.step_and_save()
     rejected = 0
@@ -316,7 +302,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_a_silent_storage_blocks_neither_training_nor_exit(
-    training: Training, s3: S3Server, engine: str, short_waits: pytest.MonkeyPatch, tmp_path: Path
+    training: Training, s3: S3Server, short_waits: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The server responds only after its plan is replaced at the end. A call that waited for it would never return."""
     tree = MlTree(tmp_path / "ml")
@@ -361,7 +347,6 @@ def test_a_silent_storage_blocks_neither_training_nor_exit(
 
 def test_saves_succeed_again_after_the_server_restarts(
     context: Context,
-    engine: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -452,14 +437,10 @@ def test_a_file_size_limit_is_the_reason_of_a_missed_save(
 
 @pytest.mark.promise
 @pytest.mark.processes
-def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path, engine: str) -> None:
+def test_ranks_survive_many_faults_together(s3: S3Server, tmp_path: Path) -> None:
     """Requests of both ranks fail without retries, in any phase of a save. No rank waits for one that has failed."""
     uri = f"s3://{BUCKET}/ranks"
-    environ = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(("AWS_", "CLOUDTRAIN_S3"))
-    }
+    environ = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     trial = Trial(
         2, tmp_path / "run", uri=uri, environ=tuple({**environ, "AWS_MAX_ATTEMPTS": "1"}.items())
     )
@@ -515,7 +496,7 @@ for model in (warm, large):
 share = sum(p.nbytes for p in large.parameters()) * 2
 print("MEMORY", share, peak() - before)
 """
-OVERHEAD_BYTES = {"folder": 64 << 20, "boto3": 160 << 20, "s3torchconnector": 464 << 20}
+OVERHEAD_BYTES = {"folder": 64 << 20, "s3": 160 << 20}
 """Memory of a save in addition to the copy of the rank's share, as documented."""
 RETURNS_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Makes glibc return each freed block of at least 1 MiB immediately. By default it raises this threshold to the size of
@@ -525,12 +506,8 @@ freed blocks and keeps later blocks for its threads, so that the peak depends on
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize("target", OVERHEAD_BYTES)
 def test_peak_memory_of_a_save_is_one_copy_of_the_share(
-    target: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: str, s3: S3Server, tmp_path: Path
 ) -> None:
-    if target == "s3torchconnector":
-        pytest.importorskip(target)
-    if target != "folder":
-        monkeypatch.setenv("CLOUDTRAIN_S3_ENGINE", target)
     uri = str(tmp_path / "c") if target == "folder" else f"s3://{BUCKET}/memory"
     child = [sys.executable, "-c", MEMORY, uri]
     environ = {**os.environ, **RETURNS_FREED_MEMORY}

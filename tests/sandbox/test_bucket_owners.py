@@ -42,10 +42,9 @@ def verbs(sent: list[dict[str, Any]]) -> set[str]:
 def test_every_request_of_client_and_container_names_the_owner(
     wire: Callable[[], list[dict[str, Any]]], cli_process: Cli
 ) -> None:
-    environ = {"CLOUDTRAIN_TRANSPORT": "estimator", "CLOUDTRAIN_S3_ENGINE": "boto3"}
+    environ = {"CLOUDTRAIN_TRANSPORT": "estimator"}
     job = EXAMPLES / "digits" / "job.yaml"
-    # With boto3 as the engine, the log contains every request of an upload. Another test covers the other engine.
-    changes = ("code.env.CLOUDTRAIN_S3_ENGINE=boto3", "train.steps=4", "train.epochs=null")
+    changes = ("train.steps=4", "train.epochs=null")
     changes = (*changes, "checkpoint.every=2 steps", "cluster.processes_per_instance=1")
     options = [word for change in changes for word in ("--set", change)]
     submit = ("submit", job, "--sandbox", "--json", *options)
@@ -99,10 +98,7 @@ def test_local_runs_send_the_owner_too(
     job = EXAMPLES / "digits" / "job.yaml"
     changes = {"train.steps": 4, "train.epochs": "null", "checkpoint.every": "2 steps"}
     changes["cluster.processes_per_instance"] = 1
-    changes |= {
-        "checkpoint.uri": f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved",
-        "code.env.CLOUDTRAIN_S3_ENGINE": "boto3",
-    }
+    changes["checkpoint.uri"] = f"s3://{aws['CLOUDTRAIN_BUCKET']}/saved"
     options = [word for name, value in changes.items() for word in ("--set", f"{name}={value}")]
     done = cli_process("submit", job, "--local", "--instances", "1", "--follow", "--json", *options)
     assert done.code == 0, done.err
@@ -130,7 +126,6 @@ def test_the_sandbox_rejects_another_owner_as_s3_does(sandbox: Served) -> None:
 def test_the_runtime_uses_no_bucket_of_another_account(
     sandbox: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Applies to both engines: s3torchconnector cannot send the owner, so boto3 checks the owner and uploads."""
     from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
     from cloudtrain_runtime.s3.objects import S3Error, S3Objects
 

@@ -46,7 +46,7 @@ class Call:
 
     Attributes:
         who: The caller: `client`, `container` or `service`.
-        service: botocore's name of the service; `s3torchconnector` for calls that do not use botocore.
+        service: botocore's name of the service.
         operation: Operation, such as `GetObject`.
         resource: Resource with placeholders in braces, or `*` for an operation without a resource.
         fields: Other parameters that permissions depend on, such as Tags.
@@ -221,7 +221,7 @@ _VERBS = {
 
 def _resources(raw: Raw, who: str) -> list[str]:
     service, operation, parameters = raw["service"], raw["operation"], raw["parameters"]
-    if service in ("s3", "s3torchconnector"):
+    if service == "s3":
         bucket, prefix = parameters.get("Bucket"), parameters.get("Prefix", "")
         keys = parameters.get("Keys") or [parameters.get("Key")]
         is_data, is_saved = (

@@ -147,7 +147,7 @@ def requests_of(
     pair = (call.service, call.operation)
     if pair in NO_PERMISSION or call.by == (CONFIGURE,):
         return []
-    if call.service in ("s3", "s3torchconnector"):
+    if call.service == "s3":
         return _of_s3(call, applied)
     if pair in _SERVED:
         return _of_endpoint(call, applied)
@@ -173,12 +173,7 @@ def requests_of(
 def _of_s3(call: Call, applied: AppliedPolicies) -> list[Request]:
     resource = "arn:aws:s3:::" + fill(call.resource, applied)
     context = {"aws:SecureTransport": ("true",), "s3:TlsVersion": ("1.3",)}
-    if (
-        call.service == "s3torchconnector"
-    ):  # AWS's C library uploads in parts, and aborts uploads that fail
-        actions: tuple[str, ...] = ("s3:PutObject", "s3:AbortMultipartUpload")
-        keys: tuple[str, ...] = ("kms:Decrypt", "kms:GenerateDataKey")
-    elif call.operation in _S3:
+    if call.operation in _S3:
         actions, keys = (_S3[call.operation],), _KMS.get(call.operation, ())
     else:
         raise UnmappedError(str(call))

@@ -248,8 +248,6 @@ def test_features_of_a_task_need_packages(cli: Cli) -> None:
     assert warnings_of(cli, job) == []
     (warning,) = warnings_of(cli, job, "--set", "tracking.tensorboard=true")
     assert warning.startswith("tensorboard (tracking.tensorboard) is needed")
-    (warning,) = warnings_of(cli, job, "--set", "code.env.CLOUDTRAIN_S3_ENGINE=s3torchconnector")
-    assert warning.startswith("s3torchconnector (code.env.CLOUDTRAIN_S3_ENGINE) is needed")
     (warning,) = warnings_of(cli, job, "--set", "train.init_from=s3://models/a/model.safetensors")
     assert warning.startswith("safetensors (train.init_from) is needed")
 

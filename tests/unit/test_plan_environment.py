@@ -23,7 +23,6 @@ OWN_IMAGE = "cluster.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/train:1"
 COMMAND = SCRIPT_JOB.replace("script: train.py", "command: [python3, -c, pass]")
 SWITCHES = {
     "CLOUDTRAIN_LOG_EVERY_STEPS",
-    "CLOUDTRAIN_S3_ENGINE",
     "CLOUDTRAIN_WORKER_START",
 }
 """Variables of the runtime that a job may set, by the documentation."""

@@ -324,7 +324,6 @@ class CheckpointSaver:
             storage=self._storage,
             folder=reserved,
             note_bytes=self._count_bytes,
-            bytes_=self._planner.staged_bytes,
         )
         try:
             written = self._ranks.gather_on_main(

@@ -38,9 +38,13 @@ from cloudtrain_runtime.checkpoint.training_state import States
 from cloudtrain_runtime.checkpoint.verified_reader import open_verified
 from cloudtrain_runtime.contract.manifest import BLOCK_BYTES, Checksums, Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError, DamagedError
+from cloudtrain_runtime.process.thread_pool import DaemonThreadPool
 from cloudtrain_runtime.s3.objects import ObjectWriter
 
 METADATA_FILE = ".metadata"
+
+_LARGE_BYTES = 1 << 20
+"""From this size on, computing a piece's checksum takes much longer than handing it to another thread."""
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -48,15 +52,12 @@ class CheckpointWriter(FileSystemWriter):
 
     Args:
         note_bytes: Called with the number of bytes written, as they are.
-        bytes_: Approximate number of bytes that this rank will write in total.
 
     Attributes:
         files: The files that this rank has written, by name.
     """
 
-    def __init__(
-        self, storage: Storage, folder: str, note_bytes: Callable[[int], None], bytes_: int = 0
-    ) -> None:
+    def __init__(self, storage: Storage, folder: str, note_bytes: Callable[[int], None]) -> None:
         # The tensors are on the host already: no copy-ahead is needed. Files are durable when they
         # are closed.
         super().__init__(
@@ -67,7 +68,6 @@ class CheckpointWriter(FileSystemWriter):
         self._storage = storage
         self._folder = folder
         self._note_bytes = note_bytes
-        self._bytes = bytes_
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; return DCP's write results."""
@@ -78,14 +78,17 @@ class CheckpointWriter(FileSystemWriter):
     def _create(self, name: str) -> Iterator[io.RawIOBase]:
         # The name that DCP would give it in the end.
         name = name.removesuffix(".tmp")
-        with self._storage.create(self._folder, name, self._bytes) as writer:
-            stream = _Stream(writer, self._note_bytes)
+        threads = DaemonThreadPool(1, "checksums")
+        with self._storage.create(self._folder, name) as writer:
+            stream = _Stream(writer, self._note_bytes, threads)
             try:
                 yield stream
             except RuntimeError as error:
                 # torch.save cleans up after a failed write, which fails, too, and only reports the
                 # second error.
                 raise stream.failure or error from None
+            finally:
+                threads.close()
         self.files[name] = stream.checksums.result()
 
 
@@ -275,12 +278,6 @@ class StagingPlanner(DefaultSavePlanner):
         """Return the copy."""
         return self._staged[write_item.index]
 
-    @property
-    def staged_bytes(self) -> int:
-        """Host memory of the copies in bytes."""
-        tensors = (data for data in self._staged.values() if isinstance(data, torch.Tensor))
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
 
 def _without_duplicates(plans: list[tuple[SavePlan, frozenset[str]]]) -> Iterator[SavePlan]:
     """Yield each rank's plan without the unshared values that a lower rank writes.
@@ -314,11 +311,18 @@ def _without_inner_checksums() -> Iterator[None]:
 
 
 class _Stream(io.RawIOBase):
-    """A file being written: counts bytes, computes checksums and forwards the data."""
+    """A file being written: counts bytes, computes checksums and forwards the data.
 
-    def __init__(self, writer: ObjectWriter, note_bytes: Callable[[int], None]) -> None:
+    Args:
+        threads: Compute the checksum of a large piece while this thread writes it.
+    """
+
+    def __init__(
+        self, writer: ObjectWriter, note_bytes: Callable[[int], None], threads: DaemonThreadPool
+    ) -> None:
         super().__init__()
         self.checksums = Checksums()
+        self._threads = threads
         self.failure: OSError | None = None
         self._writer = writer
         self._note_bytes = note_bytes
@@ -331,15 +335,29 @@ class _Stream(io.RawIOBase):
         # A tensor is one piece, which a client may copy entirely, and its progress would be
         # invisible.
         for start in range(0, len(view), BLOCK_BYTES):
-            piece = view[start : start + BLOCK_BYTES]
-            self.checksums.update(piece)
-            try:
-                self._writer.write(piece)
-            except OSError as error:
-                self.failure = error
-                raise
-            self._note_bytes(len(piece))
+            self._write_piece(view[start : start + BLOCK_BYTES])
         return len(view)
+
+    def _write_piece(self, piece: memoryview) -> None:
+        if len(piece) < _LARGE_BYTES:
+            self.checksums.update(piece)
+            self._forward(piece)
+            return
+        # Both leave the interpreter to other threads while they work.
+        summed = self._threads.submit(self.checksums.update, piece)
+        try:
+            self._forward(piece)
+        finally:
+            # The caller may change the bytes as soon as this returns.
+            summed.result()
+
+    def _forward(self, piece: memoryview) -> None:
+        try:
+            self._writer.write(piece)
+        except OSError as error:
+            self.failure = error
+            raise
+        self._note_bytes(len(piece))
 
     def tell(self) -> int:
         return self.checksums.bytes

@@ -98,12 +98,8 @@ class FolderStorage:
         return folder
 
     @contextlib.contextmanager
-    def create(self, folder: str, file: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
-        """Write a file of a reserved folder; it is durable when the block has ended.
-
-        `bytes_` is about how large it will be, where that is known; what is held back in memory depends on it.
-        """
-        del bytes_
+    def create(self, folder: str, file: str) -> Iterator[ObjectWriter]:
+        """Write a file of a reserved folder; it is durable when the block has ended."""
         with self._explained(), (self.root / folder / file).open("wb", buffering=0) as opened:
             yield _RawFile(opened.fileno())
             os.fsync(opened.fileno())
@@ -263,10 +259,8 @@ class S3Storage:
             f"{self.uri}/{checkpoint_folder_name(step, writer['attempt'])} is taken"
         )
 
-    def create(
-        self, folder: str, file: str, bytes_: int = 0
-    ) -> AbstractContextManager[ObjectWriter]:
-        return self._objects.create(f"{folder}/{file}", bytes_)
+    def create(self, folder: str, file: str) -> AbstractContextManager[ObjectWriter]:
+        return self._objects.create(f"{folder}/{file}")
 
     def sizes(self, folder: str) -> dict[str, int]:
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 
 from cloudtrain_runtime.contract import aws_codes
@@ -106,11 +105,6 @@ def is_credentials_error(error: S3Error) -> bool:
     return any(sentence in str(error) for _, *sentences in _CREDENTIALS for sentence in sentences)
 
 
-def is_recognized(error: S3Error) -> bool:
-    """Return whether the cause was recognized."""
-    return is_credentials_error(error) or any(sentence in str(error) for _, sentence in _SENTENCES)
-
-
 def error_code(error: BaseException) -> str:
     """Return S3's code for an error, such as `NoSuchKey`, or an empty string."""
     if code := code_of(error):
@@ -129,15 +123,7 @@ def _client_errors() -> tuple[type[BaseException], ...]:
     from botocore.exceptions import BotoCoreError, ClientError
     from urllib3.exceptions import HTTPError
 
-    errors: tuple[type[BaseException], ...] = (
-        BotoCoreError,
-        ClientError,
-        HTTPError,
-        ConnectionError,
-        TimeoutError,
-    )
-    connector = sys.modules.get("s3torchconnectorclient")
-    return (*errors, connector.S3Exception) if connector else errors
+    return (BotoCoreError, ClientError, HTTPError, ConnectionError, TimeoutError)
 
 
 def _sentence(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import random
 import threading
@@ -11,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import urlsplit
 
 from cloudtrain_runtime.contract.aws_codes import (
     CONDITION_CONFLICT,
@@ -25,15 +23,12 @@ from cloudtrain_runtime.s3.errors import (
     S3Error,
     error_code,
     is_credentials_error,
-    is_recognized,
     retry_count,
     translate_errors,
 )
-from cloudtrain_runtime.s3.retry import client_retries, max_attempts, open_session
+from cloudtrain_runtime.s3.retry import client_retries, open_session
 from cloudtrain_runtime.s3.uploads import (
-    MAX_PARTS,
     Buffer,
-    ConnectorUpload,
     MultipartUpload,
     ObjectPlace,
 )
@@ -44,8 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ObjectReader", "ObjectWriter", "S3Error", "S3Objects", "s3_client"]
 
-ENGINE_VARIABLE = "CLOUDTRAIN_S3_ENGINE"
-_ENGINES = ("boto3", "s3torchconnector")
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 _CONNECTIONS = 32
@@ -53,16 +46,6 @@ _DELETE_BATCH = 1000
 _READ_AHEAD = 4
 _READ_PAUSES_SECONDS = (0.1, 0.5, 2.0, 5.0)
 _CONFLICT_PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
-# The connector's parts have a fixed size, at most 10,000 of them, and up to 50 are in memory if S3 is slow (seen with
-# 1.5.0): 400 MiB with the first of these sizes, which is enough for 84 GB, 800 MiB with the second.
-_PART_BYTES = 8 << 20
-_PART_BYTES_OF_UNKNOWN = 16 << 20
-# Sources of credentials that the connector supports, too. Others (SSO, programs) work with boto3
-# only.
-_SHARED_CREDENTIALS = (
-    *("env", "shared-credentials-file", "config-file"),
-    *("assume-role-with-web-identity", "container-role", "iam-role"),
-)
 _claim = threading.local()
 # By process: a lock that was held during a fork is never released in the child.
 _making: dict[int, threading.Lock] = {}
@@ -92,7 +75,7 @@ class S3Objects:
         uri: `s3://bucket` or `s3://bucket/prefix`.
 
     Raises:
-        RuntimeError: the image lacks boto3, or the engine that CLOUDTRAIN_S3_ENGINE names.
+        RuntimeError: the image lacks boto3.
     """
 
     def __init__(self, uri: str) -> None:
@@ -100,9 +83,7 @@ class S3Objects:
         self._bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._clients: dict[int, S3Client] = {}
-        self._connectors: dict[tuple[int, int], Any] = {}
         _require_boto3()
-        self._engine = _engine()
 
     def put_new(self, key: str, data: bytes) -> bool:
         """Write an object unless one with that key exists; return whether it was written.
@@ -163,19 +144,18 @@ class S3Objects:
                     raise ClientError({"Error": failed}, f"DeleteObjects of {failed.get('Key')}")
 
     @contextlib.contextmanager
-    def create(self, key: str, bytes_: int = 0) -> Iterator[ObjectWriter]:
-        """Upload an object as a stream; it becomes visible, complete, when the block ends without an exception.
-
-        `bytes_` is its approximate size, or 0 if unknown. It determines the memory that s3torchconnector uses.
-        """
-        upload = self._upload(key, bytes_)
+    def create(self, key: str) -> Iterator[ObjectWriter]:
+        """Upload an object as a stream; it becomes visible, complete, when the block ends without an exception."""
+        doing = f"writing {self.uri}/{key}"
+        with self._explained(doing):
+            upload = MultipartUpload(self._client, self._bucket, self._prefix + key)
         try:
             yield upload
             upload.complete()
-        except S3Error as error:
+        except S3Error:
             upload.abort()
-            with self._explained(f"writing {self.uri}/{key}"):
-                raise self._cause(key, error) from error
+            with self._explained(doing):
+                raise
         except BaseException:
             upload.abort()
             raise
@@ -188,28 +168,6 @@ class S3Objects:
             yield ranges
         finally:
             ranges.close()
-
-    def _upload(self, key: str, bytes_: int) -> MultipartUpload | ConnectorUpload:
-        part_bytes = connector_part_bytes(bytes_)
-        with self._explained(f"writing {self.uri}/{key}"):
-            connector = self._connector(part_bytes)
-            if connector is None:
-                return MultipartUpload(self._client, self._bucket, self._prefix + key)
-            uri = f"s3://{self._bucket}/{self._prefix}{key}"
-            return ConnectorUpload(connector.writer(uri), uri, part_bytes)
-
-    def _cause(self, key: str, error: S3Error) -> S3Error:
-        """Return boto3's error for the same key where the connector's error gives no reason."""
-        if is_recognized(error):
-            return error
-        try:
-            with translate_errors(f"writing {self.uri}/{key}"):
-                self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=self._prefix + key, MaxKeys=1
-                )
-        except S3Error as known:
-            return known
-        return error
 
     def _range(self, key: str, start: int, end: int) -> bytes:
         data = self._get(key, {"Range": f"bytes={start}-{end - 1}"})
@@ -254,7 +212,6 @@ class S3Objects:
         except S3Error as error:
             if is_credentials_error(error):
                 self._clients.clear()
-                self._connectors.clear()
             raise
 
     def _place(self, key: str) -> ObjectPlace:
@@ -269,44 +226,6 @@ class S3Objects:
                 client.meta.events.register("before-call.s3.PutObject", _add_condition)
                 self._clients[process] = client
         return self._clients[process]
-
-    def _connector(self, part_bytes: int) -> Any:
-        """Return the connector of this process, or None to upload with boto3."""
-        place = (os.getpid(), part_bytes)
-        if place not in self._connectors:
-            self._connectors.setdefault(place, self._make_connector(part_bytes))
-        return self._connectors[place]
-
-    def _make_connector(self, part_bytes: int) -> Any:
-        if self._engine == "boto3":
-            return None
-        if not self._engine:
-            credentials = open_session().get_credentials()
-            if credentials is not None and credentials.method not in _SHARED_CREDENTIALS:
-                return None
-        try:
-            from s3torchconnector import S3Checkpoint, S3ClientConfig
-        except ImportError:
-            return None
-        client = self._client
-        region = ""
-        try:
-            with translate_errors(f"looking up {self.uri}"):
-                answer = client.head_bucket(Bucket=self._bucket)
-                region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", "")
-        except S3Error:
-            # boto3 has S3 check the bucket's owner with each call, the connector cannot. Where S3
-            # does not confirm it, boto3 uploads and reports the reason.
-            if self._bucket in bucket_owners():
-                return None
-        endpoint = _own_endpoint(client)
-        config = S3ClientConfig(
-            part_size=part_bytes, max_attempts=max_attempts(), force_path_style=endpoint is not None
-        )
-        # boto3 finds the bucket's region by itself, the connector does not.
-        return S3Checkpoint(
-            region or str(client.meta.region_name), endpoint=endpoint, s3client_config=config
-        )
 
 
 class RangeReader:
@@ -359,14 +278,6 @@ class RangeReader:
                 self._ahead[span] = self._threads.submit(self._fetch, *span)
 
 
-def connector_part_bytes(bytes_: int) -> int:
-    """Return a part size in bytes, a power of two, with which 10,000 parts suffice for an object of this size."""
-    part_bytes = _PART_BYTES if bytes_ else _PART_BYTES_OF_UNKNOWN
-    while part_bytes * MAX_PARTS < bytes_:
-        part_bytes *= 2
-    return part_bytes
-
-
 def s3_client() -> S3Client:
     """Return a new S3 client that retries throttling and server errors with back-off.
 
@@ -407,18 +318,6 @@ def _require_boto3() -> None:
         ) from None
 
 
-def _engine() -> str:
-    """Return the engine that the environment selects, or an empty string."""
-    engine = os.environ.get(ENGINE_VARIABLE, "")
-    if engine and engine not in _ENGINES:
-        raise RuntimeError(f"{ENGINE_VARIABLE} is {engine!r}; choose one of {', '.join(_ENGINES)}")
-    if engine == "s3torchconnector" and importlib.util.find_spec(engine) is None:
-        raise RuntimeError(
-            f"{ENGINE_VARIABLE} asks for s3torchconnector, which this image does not have: add it to code.requirements"
-        )
-    return engine
-
-
 @contextlib.contextmanager
 def _only_new() -> Iterator[None]:
     _claim.is_new = True
@@ -432,11 +331,3 @@ def _add_condition(params: dict[str, Any], **_: Any) -> None:
     # Set as a header, because boto3 supports the parameter IfNoneMatch only from 1.35 on.
     if getattr(_claim, "is_new", False):
         params["headers"]["If-None-Match"] = "*"
-
-
-def _own_endpoint(client: S3Client) -> str | None:
-    """Return the configured endpoint, or None for AWS's default."""
-    endpoint = str(client.meta.endpoint_url)
-    region = client.meta.region_name
-    default = ("s3.amazonaws.com", f"s3.{region}.amazonaws.com", f"s3.{region}.amazonaws.com.cn")
-    return None if urlsplit(endpoint).hostname in default else endpoint

@@ -20,7 +20,6 @@ NAMES = (
     "REGION",
     "REPORT",
     "ROLE",
-    "S3_ENGINE",
     "SECURITY_GROUPS",
     "STOP_GRACE_SECONDS",
     "SUBNETS",

@@ -147,8 +147,6 @@ def _wanted(spec: JobSpec) -> Iterator[tuple[str, str]]:
         yield "wandb", "tracking.wandb"
     if spec.train is not None and (spec.train.init_from or "").endswith(".safetensors"):
         yield "safetensors", "train.init_from"
-    if spec.code.variables.get("CLOUDTRAIN_S3_ENGINE") == "s3torchconnector":
-        yield "s3torchconnector", "code.env.CLOUDTRAIN_S3_ENGINE"
 
 
 def _is_part(module: str, required: Iterable[str]) -> bool:
