@@ -3,6 +3,8 @@
 DCP writes pickles and reads them with Python's unpickler, which calls any function that they name. This module reads
 DCP's metadata into inert records and rebuilds DCP's classes from them; torch's `weights_only=True` reads everything
 else. Values that could not be loaded this way are rejected when they are saved.
+
+DCP takes a second to import. So its classes are imported where they are made: weights alone are read without it.
 """
 
 from __future__ import annotations
@@ -17,22 +19,22 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Self
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from cloudtrain_runtime.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
 
 _ATOMS = frozenset({type(None), bool, float, str, bytes, torch.Tensor, nn.Parameter})
 _INT_BITS = 1024
@@ -441,6 +443,8 @@ def _check_pickle(stream: bytes | IO[bytes], size: int) -> None:
 
 
 def _metadata(record: Any, most_chunks: int) -> Metadata:
+    from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
     stored, places, ways = _values(
         record, "Metadata", state_dict_metadata=dict, storage_data=dict, planner_data=dict | None
     )
@@ -466,6 +470,12 @@ def _chunk_count(entry: Any) -> int:
 
 
 def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        TensorStorageMetadata,
+    )
+
     if getattr(record, "kind", "") == "BytesStorageMetadata":
         return BytesStorageMetadata()
     properties, size, chunks = _values(
@@ -480,6 +490,8 @@ def _stored(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
 
 
 def _properties(record: _Record) -> TensorProperties:
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
     if record.kind != "TensorProperties":
         raise TypeError("properties")
     # PyTorch 2.15 adds a sixth value, the strides; what newer versions add behind them is not
@@ -511,6 +523,8 @@ def _way(way: Any) -> tuple[str | int, ...]:
 
 
 def _index(record: Any) -> MetadataIndex:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
     name, offset, index = _values(
         record, "MetadataIndex", fqn=str, offset=tuple | None, index=int | None
     )
@@ -518,6 +532,8 @@ def _index(record: Any) -> MetadataIndex:
 
 
 def _info(record: Any) -> _StorageInfo:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
     *place, transforms = _values(
         record,
         "_StorageInfo",
