@@ -72,7 +72,7 @@ def test_the_pins_are_one_set_for_all_extras() -> None:
     known = pins()
     requirements = [Requirement(text) for text in importlib.metadata.requires("cloudtrain") or []]
     named = {plain(each.name): each for each in requirements if each.name != "torch"}
-    assert {"ray", "mlflow-skinny", "trl", "optuna"} <= named.keys()
+    assert {"pillow", "mlflow-skinny", "trl", "optuna"} <= named.keys()
     assert sorted(named.keys() - known.keys()) == []
     outside = [
         str(each)

@@ -88,7 +88,6 @@ REASONS = {
     "entrypoints/cloudtrain_runtime/process/heartbeat.py": TREE,
     "entrypoints/cloudtrain_runtime/process/rehearsal.py": TREE,
     "entrypoints/cloudtrain_runtime/process/stop_notice.py": TREE,
-    "entrypoints/cloudtrain_runtime/serving/server.py": NEW,
     "entrypoints/cloudtrain_runtime/training/classification.py": "what a Task's model folder holds",
     "entrypoints/cloudtrain_runtime/training/evaluation_run.py": "what a Task's model folder holds",
     "entrypoints/cloudtrain_runtime/training/trainer.py": "what a Task's model folder holds",

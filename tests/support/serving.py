@@ -5,14 +5,23 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+
+from cloudtrain.bundle.contents import RUNTIME_FOLDER
+from cloudtrain_runtime.contract.serving_config import ServingConfig
+from support.jobs import command
 
 JSON = "application/json"
 NPY = "application/x-npy"
@@ -95,3 +104,75 @@ def send_all(send: Send, contents: Sequence[Content]) -> list[Answer]:
     """Send requests from several clients at once; return the answers in the order of the requests."""
     with ThreadPoolExecutor(_CLIENTS) as clients:
         return list(clients.map(send, contents))
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return the environment of commands with a home of their own."""
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AWS_", "CLOUDTRAIN_", "RAY_"))
+    }
+    return {**own, "HOME": str(home), "CLOUDTRAIN_HOME": str(home / ".cloudtrain")}
+
+
+def train_digits(home: Path) -> str:
+    """Train one epoch of examples/digits, which is in the home; return the run."""
+    options = [
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "train.export=best",
+        "--set",
+        "cluster.processes_per_instance=1",
+        # As in direct_answers.
+        "--set",
+        "code.env.OMP_NUM_THREADS='1'",
+    ]
+    submit = [str(command()), "submit", "job.yaml", "--local", "--instances", "1"]
+    folder, environ = home / "digits", environment(home)
+    started = subprocess.check_output(
+        [*submit, *options, "--json"], cwd=folder, env=environ, text=True
+    )
+    name = str(json.loads(started)["run"])
+    subprocess.check_output([str(command()), "follow", name], cwd=folder, env=environ)
+    return name
+
+
+def direct_answers(home: Path, run: str, contents: list[Content]) -> list[Any]:
+    """Return what the Task's model answers without any server, in a process of its own."""
+    weights = home / ".cloudtrain" / "runs" / run / "model" / "model.pt"
+    np.savez(home / "images.npz", *[each.images for each in contents])
+    program = f"""
+import numpy as np, torch
+from digits import Digits
+torch.set_num_threads(1)  # on a busy machine, two threads wait for each other in every layer
+model = Digits().model()
+model.load_state_dict(torch.load({str(weights)!r}, weights_only=True))
+model.eval()
+with torch.inference_mode(), np.load({str(home / "images.npz")!r}) as images:
+    found = [model(torch.from_numpy(images[name])).numpy() for name in images.files]
+np.savez({str(home / "answers.npz")!r}, *found)
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=home / "digits", check=True)
+    with np.load(home / "answers.npz") as answers:
+        return [answers[name] for name in answers.files]
+
+
+def write_package(folder: Path, source: str, config: ServingConfig) -> Path:
+    """Write the package of a Task whose model has no weights; return it.
+
+    Args:
+        folder: A new folder.
+        source: The Task's module, which is `served.py`.
+        config: How it is served.
+    """
+    import torch
+
+    (folder / "code").mkdir(parents=True)
+    (folder / "code" / "served.py").write_text(source, encoding="utf-8")
+    (folder / "serving.json").write_text(config.to_json(), encoding="utf-8")
+    torch.save({}, folder / "model.pt")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(RUNTIME_FOLDER, folder / "cloudtrain_runtime", ignore=ignored)
+    return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -36,6 +36,23 @@ class RequestError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+
+
+class Answer(NamedTuple):
+    """The answer to a request: HTTP status, content and its type."""
+
+    status: int
+    body: bytes
+    kind: str
+
+
+PONG: Final = Answer(200, b"", JSON)
+"""The answer to GET /ping."""
+
+
+def error_answer(status: int, message: str) -> Answer:
+    """Return an answer with an error: `{"error": "..."}`."""
+    return Answer(status, dump_json({"error": message}).encode(), JSON)
 
 
 def media_type(header: str) -> str:
@@ -177,7 +194,8 @@ def _array(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Return a value with lists in place of tensors and arrays."""
     if hasattr(value, "tolist"):  # tensors, arrays and their numbers
-        return _plain(value.tolist()) if getattr(value, "ndim", 0) else value.tolist()
+        has_objects = getattr(value.dtype, "kind", "") == "O"
+        return _plain(value.tolist()) if has_objects else value.tolist()
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

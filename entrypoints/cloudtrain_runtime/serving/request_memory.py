@@ -26,7 +26,7 @@ class RequestMemory:
     """Counts the memory that the requests of one event loop hold."""
 
     def __init__(self) -> None:
-        self._bodies = self._contents = 0
+        self._bodies = self._contents = self._queued = 0
         self._turn = asyncio.Lock()
         self._freed = asyncio.Condition()
 
@@ -60,17 +60,27 @@ class RequestMemory:
         Raises:
             RequestError: it did not fit in time.
         """
-        try:
-            async with asyncio.timeout(WAIT_SECONDS), self._turn, self._freed:
-                await self._freed.wait_for(
-                    lambda: not self._contents or self._contents + size <= MOST_CONTENT_BYTES
-                )
-                self._contents += size
-        except TimeoutError:
-            raise RequestError(503, "the server has too many requests: try again later") from None
+        # Most requests find room, and nobody who waits for it.
+        if self._queued or not self._has_room(size):
+            await self._wait_for_room(size)
+        self._contents += size
         try:
             yield
         finally:
             self._contents -= size  # first, because a request can be cancelled while it waits below
-            async with self._freed:
-                self._freed.notify_all()
+            if self._queued:
+                async with self._freed:
+                    self._freed.notify_all()
+
+    def _has_room(self, size: int) -> bool:
+        return not self._contents or self._contents + size <= MOST_CONTENT_BYTES
+
+    async def _wait_for_room(self, size: int) -> None:
+        self._queued += 1
+        try:
+            async with asyncio.timeout(WAIT_SECONDS), self._turn, self._freed:
+                await self._freed.wait_for(lambda: self._has_room(size))
+        except TimeoutError:
+            raise RequestError(503, "the server has too many requests: try again later") from None
+        finally:
+            self._queued -= 1

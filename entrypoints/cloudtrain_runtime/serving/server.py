@@ -1,4 +1,4 @@
-"""A server of one model's package on this machine: Ray and Ray Serve, on loopback only.
+"""A server of one model's package on this machine, on loopback only: it answers HTTP, and its replicas have the model.
 
     python -m cloudtrain_runtime.serving.server PACKAGE --port N
 
@@ -8,25 +8,32 @@ It prints one line of JSON when it answers, and ends all its processes at SIGTER
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
-import secrets
-import shutil
 import signal
+import socket
 import sys
-import tempfile
 import threading
 import time
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cloudtrain_runtime.contract.serving_config import SERVING_FILE, ServingConfig
 from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.serving.devices import assign_devices
+from cloudtrain_runtime.serving.replica import ReplicaError
+from cloudtrain_runtime.serving.replicas import Replicas
+
+if TYPE_CHECKING:
+    import uvicorn
 
 _HOST = "127.0.0.1"
-_STORE_BYTES = 80 * 2**20
-"""Memory of Ray's object store, which a request uses only if it is large. Ray's smallest is 75 MB."""
-_DAYS = 3650
 _PARENT_SECONDS = 1.0
+_CONNECTIONS = 2048
+"""Most connections that wait until the server takes them."""
+_LAST_REQUESTS_SECONDS = 10
+"""How long requests that have begun may take after a signal."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
@@ -34,27 +41,20 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("package", type=Path)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--gpus", default="", help="the GPUs of the machine, with commas between")
     options = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, _end)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    folder = Path(tempfile.mkdtemp(prefix="ctserve-", dir="/tmp"))
+    found = [each for each in options.gpus.split(",") if each]
     try:
-        os.environ.update(loopback_environment(folder))
-        url = start(options.package.resolve(), options.port, options.gpus)
-        print(dump_json({"url": url}), flush=True)
-        threading.Event().wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # a second signal must not leave Ray's processes
-        if (ray := sys.modules.get("ray")) is not None:
-            ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        asyncio.run(serve(options.package.resolve(), options.port, found))
+    except (ReplicaError, ValueError) as error:
+        sys.exit(f"error: {error}")
 
 
 def _end(*_: object) -> None:
-    """End the server, also while it starts: Ray waits in Python, which a signal's exception interrupts."""
+    """End the server, also while it starts: the exception leaves the event loop, which ends its tasks."""
     raise SystemExit(0)
 
 
@@ -65,79 +65,59 @@ def _end_with_parent(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def loopback_environment(folder: Path) -> dict[str, str]:
-    """Return the environment in which Ray listens on loopback, and refuses connections without this server's secrets.
-
-    A replica's own port listens on all interfaces and reads pickle. So every connection needs the certificate, which
-    is made for this server and only readable by its user.
+async def serve(package: Path, port: int, gpus: list[str]) -> None:
+    """Start the replicas of a package and answer requests until a signal.
 
     Args:
-        folder: A new folder, for the certificate and for Ray's files.
+        package: The package.
+        port: Port on loopback.
+        gpus: The machine's GPUs.
+
+    Raises:
+        ReplicaError: the model cannot be loaded.
+        ValueError: the package has no valid configuration, or needs more GPUs.
     """
-    certificate, key = _write_certificate(folder)
-    return {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's way to use loopback instead of the machine's address
-        "RAY_TMPDIR": str(folder),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray writes one into the home folder
-        "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": str(certificate),
-        "RAY_TLS_SERVER_KEY": str(key),
-        "RAY_TLS_CA_CERT": str(certificate),
-    }
+    config = ServingConfig.from_json((package / SERVING_FILE).read_text(encoding="utf-8"))
+    replicas = Replicas(package, assign_devices(config.replicas, config.gpus, gpus))
+    # With its protocol named, asyncio sends each part of an answer at once.
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
+        # A port that is in use is an error at once, and no client connects before the model is loaded.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((_HOST, port))
+        try:
+            # uvicorn is imported while the replicas import PyTorch.
+            server, _ = await asyncio.gather(
+                asyncio.to_thread(http_server, replicas), replicas.start()
+            )
+            listener.listen(_CONNECTIONS)
+            print(dump_json({"url": f"http://{_HOST}:{port}"}), flush=True)
+            await server.serve(sockets=[listener])
+        finally:
+            for number in _SIGNALS:
+                # A second signal must not leave processes.
+                signal.signal(number, signal.SIG_IGN)
+            await replicas.stop()
 
 
-def start(package: Path, port: int, gpus: int) -> str:
-    """Start Ray and the package's application; return the URL when it answers."""
-    import ray
-    from ray import serve
+def http_server(replicas: Replicas) -> uvicorn.Server:
+    """Return the HTTP server of replicas. At a signal it answers the requests that have begun, and ends."""
+    import uvicorn
 
-    from cloudtrain_runtime.serving.application import LOOPBACK_VARIABLE, NAME, build
+    from cloudtrain_runtime.serving.http_requests import RequestHandler
+    from cloudtrain_runtime.serving.request_log import log_requests
 
-    os.environ[LOOPBACK_VARIABLE] = "1"
-
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=max(2, os.cpu_count() or 1),
-        num_gpus=gpus,
-        object_store_memory=_STORE_BYTES,
-        configure_logging=False,
+    config = uvicorn.Config(
+        log_requests(RequestHandler(replicas, is_local=True)),
+        log_config=None,
+        access_log=False,
+        # Nothing is between it and its clients.
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        backlog=_CONNECTIONS,
+        timeout_graceful_shutdown=_LAST_REQUESTS_SECONDS,
     )
-    serve.start(http_options={"host": _HOST, "port": port})
-    serve.run(build(package), name=NAME, route_prefix="/")
-    return f"http://{_HOST}:{port}"
-
-
-def _write_certificate(folder: Path) -> tuple[Path, Path]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cloudtrain serve")])
-    names = x509.SubjectAlternativeName(
-        [x509.DNSName("localhost"), x509.IPAddress(ip_address(_HOST))]
-    )
-    now = datetime.now(UTC)
-    built = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number())
-    built = built.not_valid_before(now - timedelta(days=1)).not_valid_after(
-        now + timedelta(days=_DAYS)
-    )
-    built = built.add_extension(names, critical=False)
-    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    signed = built.sign(private, hashes.SHA256())
-    encoding = serialization.Encoding.PEM
-    secret = private.private_bytes(
-        encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    files = {"certificate.pem": signed.public_bytes(encoding), "key.pem": secret}
-    for file, content in files.items():
-        descriptor = os.open(folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(content)
-    return folder / "certificate.pem", folder / "key.pem"
+    return uvicorn.Server(config)
 
 
 if __name__ == "__main__":

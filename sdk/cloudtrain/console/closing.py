@@ -363,7 +363,7 @@ def _next_steps(ending: Ending, now: float) -> Iterator[tuple[str, str]]:
         yield "get", f"{called} download {run}"
     is_task = kind_of_job(ending.facts) is Jobs.TASK
     is_served = is_task and "model" in status.artifacts and not _is_evaluation(status)
-    if is_served and is_installed("ray"):
+    if is_served and is_installed("uvicorn"):
         yield "use", f"{called} serve {run}"
     if not status.uses_account and ending.job is not None:
         yield "price", f"{called} plan {ending.job}"

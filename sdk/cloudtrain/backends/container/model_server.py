@@ -29,9 +29,9 @@ _POLL_SECONDS = 0.1
 _TAIL_CHARACTERS = 2000
 
 
-def require_ray() -> None:
+def require_serving() -> None:
     """Raise a MissingExtraError if a package that serving needs is not installed."""
-    for module in ("ray", "torch", "numpy", "psutil", "starlette", "cryptography"):
+    for module in ("torch", "numpy", "psutil", "starlette", "uvicorn"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError(f"serving needs {module}", install_command("serve"))
 
@@ -50,7 +50,7 @@ class LocalServer:
     """
 
     def __init__(self, package: Path, log: Path, port: int | None = None) -> None:
-        require_ray()
+        require_serving()
         if port:
             _check_port(port)
         self.port = port or free_port()
@@ -67,7 +67,7 @@ class LocalServer:
         ]
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*command, "--gpus", str(len(visible_gpus()))],
+                [*command, "--gpus", ",".join(visible_gpus())],
                 cwd=package,
                 env=_environment(os.environ, package),
                 stdin=subprocess.DEVNULL,
@@ -76,6 +76,7 @@ class LocalServer:
                 # Ctrl-C reaches this process only, which then ends the server in order.
                 start_new_session=True,
             )
+        assert self.process.stdout is not None  # noqa: S101 (it is a pipe)
         threading.Thread(target=self._copy_output, args=(self.process.stdout,), daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -128,10 +129,10 @@ class LocalServer:
             self.process.kill()
             self.process.wait()
 
-    def _copy_output(self, stream: IO[bytes] | None) -> None:
+    def _copy_output(self, stream: IO[bytes]) -> None:
         """Copy the server's output to its log, and find the line that says that it answers."""
-        with self._log.open("ab") as out:
-            for line in stream or ():
+        with stream, self._log.open("ab") as out:
+            for line in stream:
                 out.write(line)
                 out.flush()
                 with contextlib.suppress(ValueError, AttributeError):
@@ -149,13 +150,15 @@ class LocalServer:
 
 
 def _environment(environ: Mapping[str, str], package: Path) -> dict[str, str]:
-    """Return the environment of a server: the package's runtime and code, as in AWS's image, and no other Ray."""
-    own = {name: value for name, value in environ.items() if not name.startswith("RAY_")}
+    """Return the environment of a server: the package's runtime and code, as in AWS's image."""
     return {
-        **own,
+        # As Ray has in AWS's image: answers are the same to the last bit.
+        "OMP_NUM_THREADS": "1",
+        **environ,
         "PYTHONPATH": str(package),
         "PYTHONDONTWRITEBYTECODE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
+        # What the Task prints is in the log at once.
+        "PYTHONUNBUFFERED": "1",
         **exclude_loopback(environ),
     }
 

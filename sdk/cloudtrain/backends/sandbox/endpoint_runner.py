@@ -1,4 +1,4 @@
-"""The process behind one endpoint of the sandbox: Ray Serve with the model's package, as in AWS's image."""
+"""The server behind one endpoint of the sandbox, with the model's package that AWS's image would run."""
 
 from __future__ import annotations
 

@@ -105,18 +105,20 @@ serving_options = option_group(
 def serve(run: str, port: int | None, options: object, log: Path | None, as_json: bool) -> int:
     """Serve a run's model on this machine: GET /ping and POST /invocations, as a SageMaker endpoint does.
 
-    The server is Ray Serve, of the extra `serve`; without it the command prints how to install it. It listens on
-    127.0.0.1 only. With --json the first line is {"url": ...}. Ctrl-C ends it.
+    It needs the extra `serve`; without it the command prints how to install it. The server listens on 127.0.0.1
+    only. With --json the first line is {"url": ...}. Ctrl-C ends it.
     """
     from cloudtrain.features.serving import served_run
 
     with served_run.ended_by_signals(), console.spinner("loading the model"):
         server = served_run.serve(run, options=options, port=port, log=log)  # type: ignore[arg-type]
     with server:
+        # Before the address is printed: who has read it may end the server at once.
+        ended = served_run.catch_end()
         console.print_answer(
             lambda: {"url": server.url}, lambda: console.print_text(server.url), as_json=as_json
         )
-        return served_run.wait_for_end(server)
+        return served_run.wait_for_end(server, ended)
 
 
 def _parse_pair(text: str) -> tuple[int, int]:

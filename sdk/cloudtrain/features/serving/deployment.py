@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.aws.retry import OUTAGE_SECONDS, Backoff, OutagePolicy, OutageTolerance, poll
 from cloudtrain.backends.base import HostingAccount
-from cloudtrain.backends.container.model_server import require_ray
+from cloudtrain.backends.container.model_server import require_serving
 from cloudtrain.backends.sagemaker.endpoint_billing import (
     DELETED,
     EndpointRecord,
@@ -155,7 +155,7 @@ def deploy(
         UserError: The run has no such model, the options contradict each other, an endpoint of this name serves
             something else, or the sandbox has no such engine.
         NoCapacityError: The quota of endpoint instances is used up; nothing was created.
-        MissingExtraError: The sandbox cannot serve, because Ray is not installed.
+        MissingExtraError: The sandbox cannot serve, because the extra `serve` is not installed.
         CloudError: A check of the account failed and nothing was created; or AWS refused, cannot be reached, or the
             endpoint has failed. What was created is named.
     """
@@ -171,7 +171,7 @@ def deploy(
         if chosen.engine == VLLM:
             hint = "to see the requests and checks, add --plan"
             raise UserError("the sandbox runs no vLLM, which needs a GPU", hint)
-        require_ray()
+        require_serving()
     content = _read_sample(None if sample is None else Path(sample))
     handle = client.get_run(run)
     account = open_account(client.session, place.name)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cloudtrain.backends.container.machine import visible_gpus
-from cloudtrain.backends.container.model_server import LocalServer, require_ray
+from cloudtrain.backends.container.model_server import LocalServer, require_serving
 from cloudtrain.client.client import Client, client_of
 from cloudtrain.errors import CloudtrainError, UserError
 from cloudtrain.features.serving.package import ServingOptions, make_package
@@ -48,7 +48,7 @@ def serve(
     settings: Settings | None = None,
     client: Client | None = None,
 ) -> Server:
-    """Serve a run's model on this machine with Ray Serve, and return when it answers.
+    """Serve a run's model on this machine, and return when it answers.
 
     Args:
         run: The run, of a Task.
@@ -59,7 +59,7 @@ def serve(
         client: The client that finds the run, in place of `settings`.
 
     Raises:
-        MissingExtraError: Ray is not installed.
+        MissingExtraError: the extra `serve` is not installed.
         UserError: The run has no such weights, they do not fit its model, the port is in use, or GPUs are missing.
         CloudError: The run's files are in S3, which refused or cannot be reached.
     """
@@ -68,7 +68,7 @@ def serve(
     check_type("port", port, int)
     if port is not None and not 1 <= port <= _MOST_PORT:
         raise UserError(f"there is no port {port}", f"from 1 to {_MOST_PORT}, or leave it out")
-    require_ray()
+    require_serving()
     chosen = options or ServingOptions()
     _check_gpus(chosen)
     folder = tempfile.TemporaryDirectory(prefix="cloudtrain-serve-")
@@ -87,7 +87,7 @@ def serve(
 
 
 def _check_gpus(options: ServingOptions) -> None:
-    """Raise a UserError if this machine has fewer GPUs than the replicas need: Ray would wait for them."""
+    """Raise a UserError if this machine has fewer GPUs than the replicas need."""
     needed = options.gpus * options.replicas
     found = len(visible_gpus())
     if needed > found:
@@ -114,15 +114,20 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def wait_for_end(server: LocalServer) -> int:
-    """Wait for Ctrl-C or SIGTERM, and return 0.
+def catch_end() -> threading.Event:
+    """Return an event that Ctrl-C and SIGTERM set from now on."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    return ended
+
+
+def wait_for_end(server: LocalServer, ended: threading.Event) -> int:
+    """Wait for the event of `catch_end`, and return 0.
 
     Raises:
         CloudtrainError: the server has ended by itself.
     """
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
     while not ended.wait(_POLL_SECONDS):
         if server.process.poll() is not None:
             raise CloudtrainError(

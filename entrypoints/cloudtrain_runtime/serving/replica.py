@@ -1,0 +1,130 @@
+"""A process with the model, which answers the requests of the server that has started it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Final, Self
+
+from cloudtrain_runtime.serving.channel import Channel, Message, open_channel
+from cloudtrain_runtime.serving.payloads import Answer, error_answer
+
+_STOP_SECONDS: Final = 3.0
+_LAST_ANSWERS_SECONDS: Final = 1.0
+
+
+class ReplicaError(Exception):
+    """A process has ended before it had loaded the model."""
+
+
+class Replica:
+    """One process with the model; `start` makes it."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._waiting = dict[int, asyncio.Future[Answer]]()
+        self._is_loaded = asyncio.Event()
+        self._has_closed = asyncio.Event()
+        self._channel: Channel
+        self._process: asyncio.subprocess.Process
+
+    @property
+    def load(self) -> int:
+        """Number of requests that it has not answered."""
+        return len(self._waiting)
+
+    @classmethod
+    async def start(cls, package: Path, devices: str) -> Self:
+        """Start a process, and return when it has loaded the model.
+
+        Args:
+            package: The model's package.
+            devices: Its GPUs, as the value of CUDA_VISIBLE_DEVICES; without any it serves on the CPU.
+
+        Raises:
+            ReplicaError: it has ended before.
+        """
+        self = cls()
+        own, other = socket.socketpair()
+        with other:
+            self._channel = await open_channel(own, self._take_answer, self._has_closed.set)
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "cloudtrain_runtime.serving.replica_process"),
+                *(str(package), "--channel", str(other.fileno())),
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": devices},
+                pass_fds=[other.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                # The log. Standard output is for one line, with the address.
+                stdout=sys.stderr,
+                start_new_session=True,
+            )
+        try:
+            await self._wait_until_loaded()
+        except BaseException:
+            # It does not see that its channel is closed before the model is loaded.
+            self._kill_group()
+            await self.stop()
+            raise
+        return self
+
+    async def answer(self, kind: str, accept: str, body: bytes) -> Answer:
+        """Return the model's answer to a content, or an error if the process ends before."""
+        number = next(self._numbers)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._channel.send(Message(number, kind=kind, accept=accept, body=body))
+        return await answer
+
+    async def wait_for_end(self) -> int:
+        """Return the exit code of the process when it has ended. Requests without an answer get an error."""
+        code = await self._process.wait()
+        self._kill_group()
+        # What the Task has started in another group may keep its end open.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ANSWERS_SECONDS):
+                await self._has_closed.wait()
+        self._channel.close()
+        error = error_answer(500, "the model's process has ended; the server's log has the reason")
+        for each in self._waiting.values():
+            if not each.done():
+                each.set_result(error)
+        self._waiting.clear()
+        return code
+
+    async def stop(self) -> None:
+        """End the process and what it has started."""
+        self._channel.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._process.wait()
+        self._kill_group()
+        await self._process.wait()
+
+    async def _wait_until_loaded(self) -> None:
+        loaded = asyncio.create_task(self._is_loaded.wait())
+        ended = asyncio.create_task(self._process.wait())
+        try:
+            await asyncio.wait({loaded, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loaded.cancel()
+            ended.cancel()
+        if not self._is_loaded.is_set():
+            code = await self._process.wait()
+            raise ReplicaError(f"a process with the model has ended with exit code {code}")
+
+    def _take_answer(self, message: Message) -> None:
+        # The first message has no answer.
+        self._is_loaded.set()
+        waiting = self._waiting.pop(message.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(Answer(message.status, message.body, message.kind))
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

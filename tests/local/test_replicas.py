@@ -1,0 +1,256 @@
+"""The processes with a served model: batches, several replicas, their death, and the end of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support.jobs import until
+from support.serving import JSON, Answer, Content, send_all, sender, write_package
+
+from cloudtrain.backends.container.model_server import LocalServer
+from cloudtrain.errors import UserError
+from cloudtrain_runtime.contract.serving_config import ServingConfig
+
+pytest.importorskip("uvicorn")
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+SOURCE = """
+import os
+import time
+from pathlib import Path
+import torch
+from cloudtrain_runtime import Task
+
+HELD, CALLS = Path("held"), Path("calls")
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        with CALLS.open("a") as out:
+            out.write(f"{os.getpid()} {len(x)}\\n")
+        if (x < 0).any():
+            os._exit(7)
+        while (x == 99).any() and HELD.exists():
+            time.sleep(0.01)
+        return 2 * x
+
+class Twice(Task):
+    def model(self): return Model()
+    def datasets(self): return {}
+    def loss(self, model, batch): return model(batch).sum()
+"""
+HOLD, KILL = 99, -1
+
+
+class Served:
+    """A server of the model above, whose answers to `HOLD` can be held up."""
+
+    def __init__(self, server: LocalServer, code: Path, log: Path) -> None:
+        self.server = server
+        self.code = code
+        self.log = log
+        self.clients = ThreadPoolExecutor(32)
+
+    def ask(self, value: int) -> Answer:
+        return sender(self.server.url)(content(value))
+
+    def start(self, value: int) -> Future[Answer]:
+        return self.clients.submit(self.ask, value)
+
+    def hold(self) -> Future[Answer]:
+        """Start a request that the model computes until `release`."""
+        (self.code / "held").touch()
+        before = len(self.calls())
+        found = self.start(HOLD)
+        until(lambda: len(self.calls()) > before)
+        return found
+
+    def release(self) -> None:
+        (self.code / "held").unlink()
+
+    def calls(self) -> list[tuple[int, int]]:
+        """Process and number of samples of each call of the model."""
+        path = self.code / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(int(each.split()[0]), int(each.split()[1])) for each in lines]
+
+    def replicas(self) -> list[int]:
+        return [each.pid for each in psutil.Process(self.server.process.pid).children()]
+
+    def arrived(self) -> int:
+        """Number of connections that the server has accepted."""
+        found = psutil.Process(self.server.process.pid).net_connections("tcp")
+        return sum(each.status == psutil.CONN_ESTABLISHED for each in found)
+
+
+def content(value: int) -> Content:
+    return Content(JSON, json.dumps([[value, 1]]).encode())
+
+
+def twice(value: int) -> Answer:
+    return 200, json.dumps({"outputs": [[2.0 * value, 2.0]]}).encode()
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Served]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    @contextlib.contextmanager
+    def serve(**options: Any) -> Iterator[Served]:
+        config = ServingConfig("run", "served:Twice", **options)
+        package = write_package(tmp_path / "package", SOURCE, config)
+        with LocalServer(package, tmp_path / "server.log") as server:
+            server.wait_until_ready()
+            found = Served(server, package / "code", tmp_path / "server.log")
+            yield found
+            found.clients.shutdown()
+
+    return serve
+
+
+def test_requests_that_wait_for_the_model_form_batches(serve: Serve) -> None:
+    with serve(max_batch=4) as served:
+        assert served.ask(1) == twice(1)
+        assert served.calls()[-1][1] == 1, "a lone request waits for no other"
+        held = served.hold()
+        before = len(served.calls())
+        answers = [served.start(value) for value in range(2, 12)]
+        until(lambda: served.arrived() == 11)
+        served.release()
+        assert held.result() == twice(HOLD)
+        assert [each.result() for each in answers] == [twice(value) for value in range(2, 12)]
+        sizes = [size for _, size in served.calls()[before:]]
+        assert max(sizes) > 1
+        assert max(sizes) <= 4
+
+
+def test_requests_go_to_the_replica_that_is_free(serve: Serve) -> None:
+    with serve(replicas=2) as served:
+        held = served.hold()
+        busy = served.calls()[-1][0]
+        answers = [served.ask(value) for value in range(5)]
+        assert answers == [twice(value) for value in range(5)]
+        assert not held.done()
+        assert {process for process, _ in served.calls()[1:]} == set(served.replicas()) - {busy}
+        served.release()
+        assert held.result() == twice(HOLD)
+
+
+def test_the_other_replica_answers_while_one_is_loaded_again(serve: Serve) -> None:
+    with serve(replicas=2) as served:
+        held = served.hold()
+        before = served.replicas()
+        killed = served.ask(KILL)
+        assert killed[0] == 500
+        assert not held.done()
+        served.release()
+        assert held.result() == twice(HOLD)
+        until(lambda: len(served.replicas()) == 2 and served.replicas() != before)
+        answers = send_all(sender(served.server.url), [content(value) for value in range(20)])
+        assert answers == [twice(value) for value in range(20)]
+
+
+def test_a_model_process_that_is_killed_is_started_again(serve: Serve) -> None:
+    with serve() as served:
+        held = served.hold()
+        os.kill(served.replicas()[0], signal.SIGKILL)
+        status, body = held.result()
+        assert status == 500
+        assert json.loads(body) == {
+            "error": "the model's process has ended; the server's log has the reason"
+        }
+        served.release()
+        # It waits until the model is loaded again.
+        assert served.ask(3) == twice(3)
+        log = served.log.read_text()
+        assert "a process with the model has ended with exit code -9: starting it again" in log
+        assert log.count(" is loaded\n") == 2
+
+
+def test_a_stop_answers_the_requests_that_have_begun(serve: Serve) -> None:
+    with serve() as served:
+        held = served.hold()
+        processes = served.replicas()
+        stopping = threading.Thread(target=served.server.stop)
+        stopping.start()
+
+        def refuses() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", served.server.port)) != 0
+
+        until(refuses)
+        assert not held.done()
+        served.release()
+        assert held.result() == twice(HOLD)
+        stopping.join()
+        assert served.server.process.returncode == 0
+        assert not [each for each in processes if psutil.pid_exists(each)]
+
+
+def test_replicas_end_with_a_server_that_is_killed(serve: Serve) -> None:
+    with serve(replicas=2) as served:
+        replicas = [psutil.Process(each) for each in served.replicas()]
+        assert len(replicas) == 2
+        served.server.process.kill()
+        psutil.wait_procs(replicas, timeout=300)
+        assert not [each for each in replicas if each.is_running()]
+
+
+def test_clients_that_leave_disturb_nobody(serve: Serve) -> None:
+    with serve() as served:
+        address = ("127.0.0.1", served.server.port)
+        held = served.hold()
+        head = f"POST /invocations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {JSON}\r\n"
+        for body, length in (("[[5, ", 100), ("[[5, 1]]", 8)):
+            with socket.create_connection(address, timeout=60) as client:
+                client.sendall(f"{head}Content-Length: {length}\r\n\r\n{body}".encode())
+        until(lambda: served.arrived() == 1)
+        served.release()
+        assert held.result() == twice(HOLD)
+        assert served.ask(4) == twice(4)
+        assert "Traceback" not in served.log.read_text()
+
+
+def test_large_contents_are_read_beside_small_ones(serve: Serve) -> None:
+    """Contents of more than a few kilobytes are read in threads."""
+    with serve() as served:
+        rows = [[value, 1] for value in range(20_000)]
+        large = Content(JSON, json.dumps(rows).encode())
+        small = [content(value) for value in range(10)]
+        answers = send_all(sender(served.server.url), [large, *small, large])
+        wanted = [[2.0 * value, 2.0] for value in range(20_000)]
+        assert json.loads(answers[0][1])["outputs"] == wanted
+        assert json.loads(answers[-1][1])["outputs"] == wanted
+        assert answers[1:-1] == [twice(value) for value in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ("raise ValueError('a mistake of the module')", "a mistake of the module"),
+        ("import os\nos._exit(9)", "a process with the model has ended with exit code 9"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_an_error(
+    tmp_path: Path, source: str, wanted: str
+) -> None:
+    config = ServingConfig("run", "served:Twice", replicas=2)
+    package = write_package(tmp_path / "package", source, config)
+    with (
+        LocalServer(package, tmp_path / "server.log") as server,
+        pytest.raises(UserError, match="the model cannot be served") as refused,
+    ):
+        server.wait_until_ready()
+    assert wanted in str(refused.value)
+    assert server.process.returncode == 1
