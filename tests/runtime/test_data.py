@@ -21,7 +21,7 @@ from cloudtrain_runtime.data.position import resolve_global_batch
 from cloudtrain_runtime.data.samplers import EvaluationShards
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
-from cloudtrain_runtime.process.seeds import seed_everything, seed_worker
+from cloudtrain_runtime.process.seeds import IsolatedRandomState, seed_everything, seed_worker
 
 Groups = list[GlobalOrderSampler]
 
@@ -408,3 +408,12 @@ def test_a_loader_gathers_tensors_as_it_collates(workers: int) -> None:
     loader.close()
     expected = [default_collate([part[at] for at in each]) for each in chosen]
     assert str(batches) == str(expected)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 77, 2**32 - 1, 2**40 + 7])
+def test_isolated_numbers_are_those_of_the_libraries(seed: int) -> None:
+    with IsolatedRandomState(seed):
+        drawn = torch.rand(3).tolist(), random.random(), np.random.rand(1000).tolist()  # noqa: NPY002, S311
+    known = np.random.RandomState(np.random.MT19937(seed % 2**32))
+    own = torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
+    assert drawn == (own, random.Random(seed).random(), known.rand(1000).tolist())  # noqa: S311

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudtrain_runtime.data.global_order import GlobalOrder
+from cloudtrain_runtime.data.global_order import GlobalOrder, orders_of_seeds
 
 GOLDEN = {
     (5, 0, 0): [3, 1, 0, 2, 4],
@@ -33,6 +33,19 @@ def full_order(length: int, seed: int = 0, epoch: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(("case", "expected"), GOLDEN.items())
 def test_the_order_never_changes(case: tuple[int, int, int], expected: list[int]) -> None:
     assert GlobalOrder(*case).at(torch.arange(5)).tolist() == expected
+
+
+@settings(deadline=None)
+@given(
+    length=st.one_of(st.integers(1, 40), st.sampled_from([1023, 1024, 1025, 2000])),
+    seeds=st.lists(st.integers(), min_size=1, max_size=5),
+    epoch=st.integers(0, 2**40),
+)
+def test_orders_of_several_seeds_are_those_of_each(
+    length: int, seeds: list[int], epoch: int
+) -> None:
+    expected = [full_order(length, seed, epoch).tolist() for seed in seeds]
+    assert orders_of_seeds(length, seeds, epoch) == expected
 
 
 def is_permutation(length: int, seed: int, epoch: int) -> bool:

@@ -2,18 +2,20 @@
 
 import itertools
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.sizes import tries
 from support.streams import Found, Reading, read_by_ranks
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from cloudtrain_runtime import FileStream
 from cloudtrain_runtime.data import DataState, Feeder, Loading, make_evaluation_data, make_feeder
@@ -22,6 +24,7 @@ from cloudtrain_runtime.data.iterable_dataset import IterableSource
 from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.run_context import read_context
+from cloudtrain_runtime.process.seeds import seed_everything
 
 # Torch warns if there are more workers than cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -94,12 +97,43 @@ def test_resume_repeats_batches_and_augmentations(
     assert resumed == [step for epoch in uninterrupted for step in epoch]
 
 
-def test_reading_ahead_does_not_change_the_random_state(tmp_path: Path) -> None:
+def draw(path: Path) -> Iterator[tuple[int, float, float, float]]:
+    """Yield the numbers of a file, each with a random value of torch, Python and NumPy."""
+    for number in read_numbers(path):
+        yield number, float(torch.rand(())), random.random(), float(np.random.rand())  # noqa: NPY002, S311
+
+
+GOLDEN = {
+    0: ([36, 94, 93, 53, 37, 95, 31, 54, 38, 96, 32, 55], (54, 0.071952, 0.642283, 0.759905)),
+    7: ([41, 95, 34, 59, 40, 98, 35, 55, 36, 100, 32, 53], (55, 0.840681, 0.442444, 0.350036)),
+    1500: ([41, 108, 34, 59, 47, 115, 35, 83, 10, 109, 32, 88], (83, 0.440009, 0.121879, 0.824299)),
+}
+"""The first step by the size of the shuffle, and one of its samples. Older runs resume in the middle of such an epoch."""
+
+
+@pytest.mark.parametrize("shuffle", GOLDEN)
+def test_the_samples_and_their_random_numbers_never_change(shuffle: int, tmp_path: Path) -> None:
+    write_files(tmp_path, [0, 31, 5, 17, 40, 1, 22, 9, 9])
+    (step,) = steps_of(feeder_of(FileStream(tmp_path, draw, shuffle=shuffle, lanes=4)), 1)
+    numbers, sample = GOLDEN[shuffle]
+    assert [number for number, *_ in step] == numbers
+    assert step[7] == pytest.approx(sample, abs=1e-6)
+
+
+@pytest.mark.parametrize("collate", [list, default_collate])
+@pytest.mark.parametrize("shuffle", [0, 8])
+def test_reading_ahead_does_not_change_the_random_states(
+    shuffle: int, collate: Any, tmp_path: Path
+) -> None:
     write_files(tmp_path, [30, 30])
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    steps_of(feeder_of(FileStream(tmp_path, read, shuffle=8, lanes=2)))
-    assert torch.equal(torch.get_rng_state(), before)
+    stream = FileStream(tmp_path, draw, shuffle=shuffle, lanes=2)
+    loading = Loading(collate, batch_size=6)
+    seed_everything(0)
+    for step in make_feeder(stream, CONTEXT, ReaderShare(0, 1), loading).epoch():
+        list(step)
+    after = float(torch.rand(())), random.random(), float(np.random.rand())  # noqa: NPY002, S311
+    seed_everything(0)
+    assert after == (float(torch.rand(())), random.random(), float(np.random.rand()))  # noqa: NPY002, S311
 
 
 def test_a_stream_lists_visible_files_wherever_they_are(tmp_path: Path) -> None:

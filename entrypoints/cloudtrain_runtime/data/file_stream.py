@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from cloudtrain_runtime.contract.strict_json import load_json
-from cloudtrain_runtime.data.global_order import GlobalOrder
+from cloudtrain_runtime.data.global_order import TABLE_LENGTH, GlobalOrder, orders_of_seeds
 from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
 from cloudtrain_runtime.process.environment import ml_tree
@@ -202,7 +201,9 @@ class FileSource:
                     mark=self._marks.get(lane, _START),
                 )
             )
-        return _OpenLanes(lanes, stream, (self._host, rank, role))
+        # Each block has random states of its own, and a single sample those of its batch.
+        is_isolated = self._block > 1
+        return _OpenLanes(lanes, stream, (self._host, rank, role), is_isolated=is_isolated)
 
     def advance(self, marks: Mapping[int, LanePosition]) -> None:
         """Record the position after a batch that has been used."""
@@ -271,15 +272,27 @@ _OTHER = (
 
 
 class _OpenLanes:
-    """A reader's lanes. The next sample is from the lane with the fewest so far, which makes a resume bit-exact."""
+    """A reader's lanes. The next sample is from the lane with the fewest so far, which makes a resume bit-exact.
 
-    def __init__(self, lanes: list[_Lane], stream: FileStream, place: tuple[int, ...]) -> None:
+    Attributes:
+        is_isolated: Whether `take` does not affect the random states.
+    """
+
+    def __init__(
+        self,
+        lanes: list[_Lane],
+        stream: FileStream,
+        place: tuple[int, ...],
+        *,
+        is_isolated: bool,
+    ) -> None:
+        self.is_isolated = is_isolated
         self._place = place
         self._given = sum(lane.given for lane in lanes)
-        self._next = [(lane.given, lane.number, lane) for lane in lanes]
-        heapq.heapify(self._next)
         self._stream = stream
+        # The lanes of the last samples.
         self._used: dict[int, _Lane] = {}
+        self._samples = self._in_turn(lanes)
 
     def key(self) -> tuple[int, ...]:
         """Return a key that is unique to the next batch of the epoch."""
@@ -287,19 +300,29 @@ class _OpenLanes:
 
     def take(self, count: int) -> list[Any]:
         """Return `count` samples, fewer at the end."""
-        samples: list[Any] = []
         self._used.clear()
-        while self._next and len(samples) < count:
-            _, number, lane = self._next[0]
-            sample = lane.next()
-            if sample is _END:
-                heapq.heappop(self._next)
-                continue
-            heapq.heapreplace(self._next, (lane.given, number, lane))
-            self._used[number] = lane
-            samples.append(sample)
+        samples = list(islice(self._samples, count))
         self._given += len(samples)
         return samples
+
+    def _in_turn(self, lanes: list[_Lane]) -> Iterator[Any]:
+        """Yield the samples. In each turn, the lanes with the fewest so far give one each."""
+        used = self._used
+        while lanes:
+            fewest = min(lane.given for lane in lanes)
+            ended: list[_Lane] = []
+            for lane in lanes:
+                if lane.given > fewest:
+                    continue
+                sample = next(lane.samples, _END)
+                if sample is _END:
+                    ended.append(lane)
+                    continue
+                lane.given += 1
+                used[lane.number] = lane
+                yield sample
+            if ended:
+                lanes = [lane for lane in lanes if lane not in ended]
 
     def marks(self) -> dict[int, LanePosition]:
         """Return the position after the last samples."""
@@ -314,7 +337,13 @@ class _OpenLanes:
 
 
 class _Lane:
-    """A sequence of files, read in shuffled blocks."""
+    """A sequence of files, read in shuffled blocks.
+
+    Attributes:
+        number: Index among all lanes.
+        given: Samples used so far; whoever takes one from `samples` counts it here.
+        samples: The remaining samples.
+    """
 
     def __init__(
         self,
@@ -331,69 +360,63 @@ class _Lane:
         self._size = block
         self._seed = seed
         self.given, self._file, self._skip = mark
-        self._open: Iterator[Any] | None = None
-        self._first = _END
-        self._block: list[Any] = []
+        # Where the present block begins in the files, and where it ends in the lane.
         self._begin = (self._file, self._skip)
-        self._at = 0
-        if self.given % block:
-            self.given -= self.given % block
-            self._fill()
-            self._at = min(mark[0] - self.given, len(self._block))
-            self.given = mark[0]
+        self._end = self.given
+        self.samples = self._in_files() if block == 1 else self._in_blocks()
 
     @property
     def mark(self) -> LanePosition:
-        if self._at == len(self._block):
+        """The position after the samples so far."""
+        if self._size == 1 or self.given == self._end:
             return self.given, self._file, self._skip
         return self.given, *self._begin
 
-    def next(self) -> Any:
-        if self._at == len(self._block):
-            self._fill()
-            if not self._block:
-                return _END
-        sample = self._block[self._at]
-        self._block[self._at] = None
-        self._at += 1
-        self.given += 1
-        return sample
-
-    def _fill(self) -> None:
-        self._begin = (self._file, self._skip)
-        self._at = 0
-        if self._size == 1:
-            sample = self._pull()
-            self._block = [] if sample is _END else [sample]
-            return
-        seed, epoch = self._seed
-        with IsolatedRandomState(random_number(seed, epoch, self.given) >> 1):
-            block: list[Any] = []
-            while len(block) < self._size and (sample := self._pull()) is not _END:
-                block.append(sample)
-        if not block:
-            self._block = []
-            return
-        order = GlobalOrder(len(block), seed + self.given, epoch).at(torch.arange(len(block)))
-        self._block = [block[index] for index in order.tolist()]
-
-    def _pull(self) -> Any:
+    def _in_files(self) -> Iterator[Any]:
+        """Yield the samples in the order of their files."""
         while self._file < len(self._files):
-            if self._open is None:
-                self._open_file()
-            sample = self._first
-            self._first = _END
-            if sample is _END:
-                sample = next(self._open, _END)  # type: ignore[arg-type]
-            if sample is not _END:
-                self._skip += 1
-                return sample
-            self._open = None
+            for used, sample in enumerate(self._open_file(), self._skip + 1):
+                self._skip = used
+                yield sample
             self._file += 1
             self._skip = 0
-        return _END
 
-    def _open_file(self) -> None:
+    def _in_blocks(self) -> Iterator[Any]:
+        """Yield the samples in shuffled blocks. A resume may begin within a block."""
+        seed, epoch = self._seed
+        in_files = self._in_files()
+        orders = self._block_orders()
+        used = self.given % self._size
+        while True:
+            first = self.given - used
+            self._begin = (self._file, self._skip)
+            with IsolatedRandomState(random_number(seed, epoch, first) >> 1):
+                block = list(islice(in_files, self._size))
+            self._end = first + len(block)
+            if not block:
+                return
+            if len(block) == self._size:
+                order = next(orders)
+            else:
+                (order,) = orders_of_seeds(len(block), [seed + first], epoch)
+            for index in order[used:]:
+                sample = block[index]
+                # The user of the sample may free it.
+                block[index] = None
+                yield sample
+            used = 0
+
+    def _block_orders(self) -> Iterator[list[int]]:
+        """Yield the orders of the lane's full blocks. Those of several blocks are computed at once."""
+        seed, epoch = self._seed
+        ahead = max(1, TABLE_LENGTH // self._size)
+        first = self.given - self.given % self._size
+        while True:
+            firsts = range(first, first + ahead * self._size, self._size)
+            yield from orders_of_seeds(self._size, [seed + each for each in firsts], epoch)
+            first = firsts.stop
+
+    def _open_file(self) -> Iterator[Any]:
         """Open a file and skip its used samples.
 
         The random numbers that `read` draws first depend on the file and the epoch only, also after a resume.
@@ -406,8 +429,9 @@ class _Lane:
                 raise TaskError(
                     f"FileStream: read must yield or return the samples of {path}; it returned a {kind}"
                 )
-            self._open = iter(samples)
+            opened = iter(samples)
             if self._skip:
-                deque(islice(self._open, self._skip), maxlen=0)
-            else:
-                self._first = next(self._open, _END)
+                deque(islice(opened, self._skip), maxlen=0)
+                return opened
+            first = list(islice(opened, 1))
+        return chain(first, opened)

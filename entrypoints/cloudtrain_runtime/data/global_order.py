@@ -8,7 +8,7 @@ the samples (cycle walking).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -22,7 +22,7 @@ ORDER_VERSION: Final = 1
 _ROUNDS = 6
 """With 4, places and samples a few apart are correlated; with 6 they pass what torch.randperm passes."""
 
-_TABLE_LENGTH = 1024
+TABLE_LENGTH: Final = 1024
 """Up to this length the order is a table: a network over so few samples would exclude most permutations."""
 
 _LONGEST_TABLED_SIDE = 2**16
@@ -47,15 +47,12 @@ class GlobalOrder:
 
     def __init__(self, length: int, seed: int, epoch: int) -> None:
         self.length = length
-        numbers = random_numbers(seed, epoch)
-        self._rounds = [
-            (next(numbers) & _HALF_MASK | 1, next(numbers) & _HALF_MASK) for _ in range(_ROUNDS)
-        ]
+        self._rounds = _draw_rounds(seed, epoch)
         self._sides = (_HALF, _HALF)
         self._moves: list[torch.Tensor] = []
         self._table: torch.Tensor | None = None
-        if length <= _TABLE_LENGTH:
-            self._table = torch.argsort(self._permute(torch.arange(length)))
+        if length <= TABLE_LENGTH:
+            self._table = _table(length, self._rounds)
             return
         root = math.isqrt(length - 1) + 1
         # Minimise the positions outside of the samples, among sides that differ by at most an
@@ -64,8 +61,8 @@ class GlobalOrder:
         self._sides = (-(-length // side), side)
         if side <= _LONGEST_TABLED_SIDE:
             self._moves = [
-                self._drawn(turn, torch.arange(self._sides[1 - turn % 2]), self._sides[turn % 2])
-                for turn in range(_ROUNDS)
+                _drawn(torch.arange(self._sides[1 - turn % 2]), *each, self._sides[turn % 2])
+                for turn, each in enumerate(self._rounds)
             ]
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
@@ -91,7 +88,7 @@ class GlobalOrder:
             moved = (
                 torch.index_select(tables[turn], 0, right, out=spare)
                 if tables
-                else self._drawn(turn, right, size)
+                else _drawn(right, *self._rounds[turn], size)
             )
             # From -size to -1, and size again where the sum is below 0: the modulo, without
             # dividing.
@@ -102,13 +99,51 @@ class GlobalOrder:
         places: torch.Tensor = left.mul_(columns).add_(right)
         return places
 
-    def _drawn(self, turn: int, side: torch.Tensor, size: int) -> torch.Tensor:
-        """Return a random number from -size to -1 for each value of the other side."""
-        factor, offset = self._rounds[turn]
-        mixed = side.mul(factor).add_(offset).bitwise_and_(_HALF_MASK)
-        # The middle bits of the square mix better than any linear combination.
-        mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
-        return mixed.mul_(size).bitwise_right_shift_(_HALF_BITS)
+
+def orders_of_seeds(length: int, seeds: Sequence[int], epoch: int) -> list[list[int]]:
+    """Return the samples of `GlobalOrder(length, seed, epoch)` in their order, for each of the seeds.
+
+    A short order takes some fifty operations on a few numbers, so several of them take hardly longer than one.
+    """
+    if length > TABLE_LENGTH:
+        positions = torch.arange(length)
+        return [GlobalOrder(length, seed, epoch).at(positions).tolist() for seed in seeds]
+    drawn = torch.tensor([_draw_rounds(seed, epoch) for seed in seeds])
+    rounds = [(each[:, :1], each[:, 1:]) for each in drawn.unbind(1)]
+    orders: list[list[int]] = _table(length, rounds).tolist()
+    return orders
+
+
+def _draw_rounds(seed: int, epoch: int) -> list[tuple[int, int]]:
+    """Return the factor and the offset of each round."""
+    numbers = random_numbers(seed, epoch)
+    return [(next(numbers) & _HALF_MASK | 1, next(numbers) & _HALF_MASK) for _ in range(_ROUNDS)]
+
+
+def _table(length: int, rounds: Iterable[tuple[Any, Any]]) -> torch.Tensor:
+    """Return the order of a few samples, or with factors and offsets [order, 1] several orders, one per row."""
+    left = torch.zeros(length, dtype=torch.int64)
+    right = torch.arange(length)
+    for factor, offset in rounds:
+        left = left + _drawn(right, factor, offset, _HALF)
+        left.add_(torch.bitwise_right_shift(left, 63).bitwise_and_(_HALF))
+        left, right = right, left
+    return torch.argsort(left.mul(_HALF).add_(right))
+
+
+def _drawn(side: torch.Tensor, factor: Any, offset: Any, size: int) -> torch.Tensor:
+    """Return a random number from -size to -1 for each value of the other side.
+
+    Args:
+        side: The values.
+        factor: Of the round: a number, or a tensor with one for each row.
+        offset: The same.
+        size: Values of this side.
+    """
+    mixed = side.mul(factor).add_(offset).bitwise_and_(_HALF_MASK)
+    # The middle bits of the square mix better than any linear combination.
+    mixed.mul_(mixed).bitwise_right_shift_(_MIDDLE).bitwise_or_(-_HALF)
+    return mixed.mul_(size).bitwise_right_shift_(_HALF_BITS)
 
 
 class TaskOrder:

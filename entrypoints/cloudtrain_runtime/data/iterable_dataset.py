@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset
 from cloudtrain_runtime.contract.strict_json import dump_json
 from cloudtrain_runtime.data.position import ReaderShare
 from cloudtrain_runtime.errors import CheckpointError, TaskError
-from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number
+from cloudtrain_runtime.process.seeds import ContinuedRandomState, random_number
 
 
 def is_iterable(dataset: Any) -> bool:
@@ -97,6 +97,9 @@ class _OpenIterable:
     `_at` counts the samples of all ranks so far; `_used` is the count at the start or resume.
     """
 
+    # The dataset has random states of its own.
+    is_isolated = True
+
     def __init__(self, source: IterableSource, seed: int, epoch: int) -> None:
         self._dataset: Any = source.dataset
         self._share = source.share
@@ -106,7 +109,7 @@ class _OpenIterable:
         self._state = source.state
         self._at = self._last = source.used
         place = [] if source.state is None else [source.used]
-        self._random = IsolatedRandomState(random_number(seed, epoch, *place) >> 1)
+        self._random = ContinuedRandomState(random_number(seed, epoch, *place) >> 1)
         self._samples: Iterator[Any] | None = None
 
     def key(self) -> tuple[int, ...]:

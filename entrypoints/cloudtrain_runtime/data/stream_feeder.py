@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from cloudtrain_runtime.data.feeder import Step
 from cloudtrain_runtime.data.file_stream import FileSource
@@ -109,9 +110,14 @@ class _MicroBatchReader(IterableDataset[_ReadBatch]):
         self, opened: Any, epoch: tuple[int, int], index: int, role: int, roles: int
     ) -> Iterator[_ReadBatch]:
         last: list[Any] = []
+        # torch's collate function draws no random numbers.
+        is_isolated = opened.is_isolated and self._collate is default_collate
         for turn in itertools.count(index, roles):
             # Random numbers depend on the position only, not on the process or on earlier reads.
-            with IsolatedRandomState(random_number(*epoch, *opened.key()) >> 1):
+            state: AbstractContextManager[None] = nullcontext()
+            if not is_isolated:
+                state = IsolatedRandomState(random_number(*epoch, *opened.key()) >> 1)
+            with state:
                 samples = opened.take(self._counts[turn % len(self._counts)])
                 if not samples:
                     break
@@ -241,27 +247,34 @@ class StreamFeeder:
                 reads.append(read)
             else:
                 self._placeholder = read.batch
-        has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
-        totals = torch.tensor([sum(read.samples for read in reads), *has])
-        work = None
+        step = _PendingStep(
+            reads=reads, samples=sum(read.samples for read in reads), micro_steps=len(reads)
+        )
         if self._group is not None:
-            work = dist.all_reduce(totals, group=self._group, async_op=True)
-        return _PendingStep(reads, totals, work)
+            has = [1] * len(reads) + [0] * (self._micro_steps - len(reads))
+            step.totals = torch.tensor([step.samples, *has])
+            step.work = dist.all_reduce(step.totals, group=self._group, async_op=True)
+        return step
 
-    def _samples_of(self, step: _PendingStep) -> int:
-        if step.work is not None:
+    def _settled(self, step: _PendingStep) -> _PendingStep:
+        """Return a step with the numbers of all ranks, after waiting for them."""
+        if step.work is not None and step.totals is not None:
             step.work.wait()
             step.work = None
-        return int(step.totals[0]) * self._share.size // self._context.world_size
+            samples, *ranks_of_micro_steps = step.totals.tolist()
+            step.samples = samples * self._share.size // self._context.world_size
+            step.micro_steps = sum(ranks > 0 for ranks in ranks_of_micro_steps)
+        return step
 
     def _is_step(self, step: _PendingStep) -> bool:
         least = self.global_size if self._loading.drop_last else 1
-        return self._samples_of(step) >= least
+        return self._settled(step).samples >= least
 
     def _plan(self, step: _PendingStep) -> GlobalBatch:
-        micro_steps = int(step.totals[1:].count_nonzero())
-        counts = [read.samples for read in step.reads] + [0] * (micro_steps - len(step.reads))
-        return GlobalBatch(self._samples_of(step), tuple(map(MicroBatch, counts)))
+        step = self._settled(step)
+        counts = [read.samples for read in step.reads]
+        counts += [0] * (step.micro_steps - len(counts))
+        return GlobalBatch(step.samples, tuple(map(MicroBatch, counts)))
 
     def advance(self) -> None:
         """Count an optimizer step: move the position behind its samples, or to the start of the next epoch."""
@@ -276,7 +289,7 @@ class StreamFeeder:
         for read in present.reads:
             self._source.advance(read.marks)
             self._turn = (read.role + 1) % max(self._workers, 1)
-        self.position = Position(at.step + 1, at.epoch, at.samples + self._samples_of(present))
+        self.position = Position(at.step + 1, at.epoch, at.samples + self._settled(present).samples)
 
     def restart(self, position: Position) -> None:
         """Move to the start of an epoch."""
@@ -371,5 +384,9 @@ class _PendingStep:
     """A step that has been read, while its samples are summed up over all ranks."""
 
     reads: list[_ReadBatch]
-    totals: torch.Tensor
-    work: dist.Work | None
+    # of this rank, and once `work` is done of all ranks
+    samples: int
+    micro_steps: int
+    # the sum over the ranks in progress: samples, and for each micro-step the ranks that have samples in it
+    totals: torch.Tensor | None = None
+    work: dist.Work | None = None
