@@ -1,9 +1,10 @@
 """Measure the cost of loading a step's data: cloudtrain, and a plain DataLoader with torch's DistributedSampler.
 
-    .venv/bin/python benchmarks/feeding.py [--rounds 5] [--write FILE]
+    .venv/bin/python benchmarks/feeding.py [--rounds 5] [--peers PYTHON] [--write FILE]
 
 Microseconds of the rank's CPU time per step of an entire epoch. The batches are not used, so that only sampler, loader
-and glue code count. The variants alternate; a stream reads the same samples from files.
+and glue code count. The variants alternate; a stream reads the same samples from files. With --peers, other libraries
+read them from files, too, each in the form that it reads best (feeding_peers.py).
 
 A second table has the rate of 4 workers, whose batches are pinned and copied, as for a GPU. A stand-in for an accelerator
 lets PyTorch pin without one; the copy is one in memory.
@@ -12,16 +13,20 @@ lets PyTorch pin without one; the copy is one in memory.
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import multiprocessing
+import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from feeding_peers import PEERS
 from loop_models import Shape, Windows
 from measure import Benchmark, Peer, Session, alternate, markdown_table, seconds_of
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
@@ -37,10 +42,16 @@ _SHAPE = Shape(layers=1, heads=1, width=1, vocabulary=50_304, context=256)
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
-    peers="a plain DataLoader with torch's DistributedSampler",
-    goal="at most the plain loader's time",
+    peers="a plain DataLoader with torch's DistributedSampler; torchdata, webdataset and mosaicml-streaming",
+    goal="at most the plain loader's time; a FileStream at most 1.5 times, and less than the other libraries'",
     mechanism=f"both loaders gave each of the {_SAMPLES // _BATCH} steps of the epoch",
     rounds=5,
+    options={
+        "peers": (
+            "",
+            "a Python with torchdata, webdataset and mosaicml-streaming; without it, they are left out",
+        )
+    },
     packages=("torch",),
 )
 
@@ -67,20 +78,54 @@ def measure(session: Session) -> list[str]:
     inputs = torch.randn(_SAMPLES, 64)
     pairs, by_batch = TensorDataset(inputs, inputs), BatchIndexed(inputs)
     with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "pt"
+        files.mkdir()
         for index, part in enumerate(inputs.chunk(_FILES)):
-            torch.save(part.clone(), Path(folder) / f"part-{index:03d}.pt")
+            torch.save(part.clone(), files / f"part-{index:03d}.pt")
         cases: list[tuple[str, Dataset[Any], Dataset[Any], int]] = [
             ("pairs of tensors, 0", pairs, pairs, 0),
             ("indexed by the batch, 0", by_batch, by_batch, 0),
             ("pairs of tensors, 1", pairs, pairs, 1),
         ]
         for shuffle in (0, 64):
-            stream = FileStream(Path(folder), _read, shuffle=shuffle)
+            stream = FileStream(files, _read, shuffle=shuffle)
             cases.append((f"FileStream, shuffle {shuffle}, 0", stream, pairs, 0))
         rows = [_row(session, *case) for case in cases]
+        peers = _peers(session, Path(folder)) if session.options.peers else []
     headings = ("dataset, workers", "us per step", "plain DataLoader", "ratio (goal: at most 1)")
     about = f"{_SAMPLES // _BATCH} steps of {_BATCH} samples in one rank with one thread."
-    return [*markdown_table(headings, rows), "", about, "", *_rates(session, pairs)]
+    return [*markdown_table(headings, rows), "", about, "", *peers, *_rates(session, pairs)]
+
+
+def _peers(session: Session, folder: Path) -> list[str]:
+    """Return the table of libraries that read the samples from files, in one process without workers."""
+    python = session.options.peers
+    program = [python, "-W", "ignore", str(Path(__file__).with_name("feeding_peers.py"))]
+    subprocess.run([*program, "write", folder], check=True)
+    rows = []
+    for shuffle in (0, 64):
+        stream = FileStream(folder / "pt", _read, shuffle=shuffle)
+        ours = Peer("cloudtrain FileStream", lambda: _ours(session, stream, 0) * 1e6)  # noqa: B023
+        peers = [
+            Peer(name, functools.partial(_microseconds, session, program, name, folder, shuffle))
+            for name in PEERS
+        ]
+        found = alternate([ours, *peers], session.rounds, warm_up=False)
+        rows += [[f"{each.name}, shuffle {shuffle}", f"{each.median():.1f}"] for each in found]
+    headings = ("samples from files", "us per step")
+    return [*markdown_table(headings, rows), ""]
+
+
+def _microseconds(
+    session: Session, program: Sequence[str], name: str, folder: Path, shuffle: int
+) -> float:
+    """Return the microseconds per step of an epoch that another library reads."""
+    done = subprocess.run(
+        [*program, name, folder, str(shuffle)], check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    session.require(found["samples"] == _SAMPLES, f"{name} has read {found['samples']} samples")
+    return float(found["us"])
 
 
 def _rates(session: Session, pairs: Dataset[Any]) -> list[str]:
