@@ -29,7 +29,8 @@ class StopNotice:
     @property
     def is_given(self) -> bool:
         """Whether it is time to save and exit."""
-        return self._is_signalled or os.path.exists(self._path)  # noqa: PTH110 (a fifth of what pathlib's costs)
+        # Half of what os.path.exists costs, which raises and catches an error.
+        return self._is_signalled or os.access(self._path, os.F_OK)
 
     def start(self) -> None:
         """Treat SIGTERM and SIGHUP as stop notices from now on, and inform the launcher that this process acts on them."""

@@ -44,6 +44,8 @@ from cloudtrain_runtime.task import (
 from cloudtrain_runtime.training.nonfinite import NonfiniteGuard
 from cloudtrain_runtime.training.schedules import advance
 
+_NO_EFFECT = contextlib.nullcontext()
+
 
 @dataclass(frozen=True)
 class StepParts:
@@ -168,7 +170,7 @@ class OptimizerStep:
         last = len(weights.counts) - 1
         for number, batch in zip(range(last + 1), batches, strict=False):
             has_samples = weights.counts[number] > 0
-            effect = contextlib.nullcontext() if has_samples else suppress_gradients(self._replica)
+            effect = _NO_EFFECT if has_samples else suppress_gradients(self._replica)
             if self._arrivals is not None and number == last:
                 self._arrivals.begin()
             with synchronised(self._replica, now=number == last), effect:

@@ -323,17 +323,21 @@ class Trainer:
         if self._evaluate_if_due():
             return True
         is_first = True
+        notice = self.checkpoints.notice
         while not self._is_at_end():
             self.model.train()
             self.clock.mark(Phase.DATA)
             for step in self.rehearsal.watching(self.feeder.epoch()):
                 self.profiler.on_step(self.position.step + 1)
-                watch = self._watching_batch_norm(step) if is_first else contextlib.nullcontext()
-                with watch:
+                if is_first:
+                    with self._watching_batch_norm(step):
+                        row = self._train_step(step)
+                else:
                     row = self._train_step(step)
                 is_first = False
-                self.rehearsal.at_step(self.position.step, lambda: self.checkpoints.notice.is_given)
-                due = self.checkpoints.at_boundary(self.position.step, row)
+                number = self.position.step
+                self.rehearsal.at_step(number, lambda: notice.is_given)
+                due = self.checkpoints.at_boundary(number, row)
                 # A run that must stop has no time to evaluate; it evaluates after the resume.
                 should_end = not due.stop and self._evaluate_if_due()
                 if due.save or due.stop:
@@ -370,11 +374,11 @@ class Trainer:
         self.clock.begin(is_logged=is_logged)
         self.last_loss, grad_norm = self.optimizer_step.run(step, number, is_logged=is_logged)
         self.feeder.advance()
-        self.context.progress.step = self.position.step
+        self.context.progress.step = number
         if self.has_after_step:
             with torch.no_grad():
                 self.task.after_step(self.model)
-        heartbeat.tick(self.position.step)
+        heartbeat.tick(number)
         self.meter.samples += step.plan.samples
         row = None
         if is_logged or self._is_at_end():
