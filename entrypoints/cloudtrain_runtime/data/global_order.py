@@ -14,7 +14,12 @@ from typing import Any, Final
 import torch
 
 from cloudtrain_runtime.errors import TaskError
-from cloudtrain_runtime.process.seeds import IsolatedRandomState, random_number, random_numbers
+from cloudtrain_runtime.process.seeds import (
+    IsolatedRandomState,
+    random_number,
+    random_numbers,
+    random_rows,
+)
 
 ORDER_VERSION: Final = 1
 """Changes whenever the same seed, epoch and length would give another order."""
@@ -108,8 +113,9 @@ def orders_of_seeds(length: int, seeds: Sequence[int], epoch: int) -> list[list[
     if length > TABLE_LENGTH:
         positions = torch.arange(length)
         return [GlobalOrder(length, seed, epoch).at(positions).tolist() for seed in seeds]
-    drawn = torch.tensor([_draw_rounds(seed, epoch) for seed in seeds])
-    rounds = [(each[:, :1], each[:, 1:]) for each in drawn.unbind(1)]
+    numbers = random_rows([(seed, epoch) for seed in seeds], 2 * _ROUNDS) & _HALF_MASK
+    columns = numbers.split(1, dim=1)
+    rounds = [(columns[at] | 1, columns[at + 1]) for at in range(0, 2 * _ROUNDS, 2)]
     orders: list[list[int]] = _table(length, rounds).tolist()
     return orders
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -156,6 +156,22 @@ def random_numbers(*parts: int) -> Iterator[int]:
     while True:
         state = (state + _GOLDEN) & _WORD
         yield _mixed(state)
+
+
+def random_rows(parts: Sequence[Sequence[int]], count: int) -> torch.Tensor:
+    """Return the first `count` of `random_numbers(*row)` for each row of parts, as int64 of the same 64 bits."""
+    starts = torch.tensor([[_signed(random_number(*row))] for row in parts])
+    words = starts + torch.arange(1, count + 1) * _signed(_GOLDEN)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        # Without the copies of the sign that a shift brings in.
+        words ^= (words >> shift) & (_WORD >> shift)
+        words *= _signed(factor)
+    return words
+
+
+def _signed(word: int) -> int:
+    """Return the integer of the same 64 bits in two's complement."""
+    return word - 2**64 if word >> 63 else word
 
 
 def _mixed(word: int) -> int:
