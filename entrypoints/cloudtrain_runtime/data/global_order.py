@@ -55,6 +55,7 @@ class GlobalOrder:
         self._rounds = _draw_rounds(seed, epoch)
         self._sides = (_HALF, _HALF)
         self._moves: list[torch.Tensor] = []
+        self._type = torch.int64
         self._table: torch.Tensor | None = None
         if length <= TABLE_LENGTH:
             self._table = _table(length, self._rounds)
@@ -65,8 +66,13 @@ class GlobalOrder:
         side = min(range(root, root + min(64, root // 8)), key=lambda side: -length % side)
         self._sides = (-(-length // side), side)
         if side <= _LONGEST_TABLED_SIDE:
+            if math.prod(self._sides) <= torch.iinfo(torch.int32).max:
+                # Half of the memory to read and write.
+                self._type = torch.int32
             self._moves = [
-                _drawn(torch.arange(self._sides[1 - turn % 2]), *each, self._sides[turn % 2])
+                _drawn(torch.arange(self._sides[1 - turn % 2]), *each, self._sides[turn % 2]).to(
+                    self._type
+                )
                 for turn, each in enumerate(self._rounds)
             ]
 
@@ -83,6 +89,8 @@ class GlobalOrder:
     def _permute(self, values: torch.Tensor) -> torch.Tensor:
         """Return a permutation of 0 to rows * columns - 1, applied to some of them."""
         rows, columns = self._sides
+        values = values.to(self._type)
+        sign = torch.iinfo(self._type).bits - 1
         left = torch.div(values, columns, rounding_mode="floor")
         right = torch.sub(values, left, alpha=columns)
         spare = torch.empty_like(values)
@@ -98,11 +106,10 @@ class GlobalOrder:
             # From -size to -1, and size again where the sum is below 0: the modulo, without
             # dividing.
             left.add_(moved)
-            left.add_(torch.bitwise_right_shift(left, 63, out=moved).bitwise_and_(size))
+            left.add_(torch.bitwise_right_shift(left, sign, out=moved).bitwise_and_(size))
             left, right = right, left
             size, other = other, size
-        places: torch.Tensor = left.mul_(columns).add_(right)
-        return places
+        return left.mul_(columns).add_(right).to(torch.int64)
 
 
 def orders_of_seeds(length: int, seeds: Sequence[int], epoch: int) -> list[list[int]]:
