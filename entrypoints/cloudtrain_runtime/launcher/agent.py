@@ -1,9 +1,9 @@
-"""torchrun's agent of one host, with a report of failures: which rank failed, on which host, and why.
+"""The agent of one host, with a report of failures: which rank failed, on which host, and why.
 
-torchrun prints a table for people; SageMaker shows one file. This runs torchrun's own entry point, and writes the
-exception that it raises to `/opt/ml/output/failure` and as one event line. The workers of a script are
-new interpreters. Those of a Task are forks of a process that has imported torch (fork_server_agent.py);
-`CLOUDTRAIN_WORKER_START=fresh` turns that off.
+Several hosts agree by torchrun's own agents; a single host has one without torch, which starts its ranks as torchrun
+does (host_agent.py). torchrun prints a table for people, and SageMaker shows one file: this writes the failure to
+`/opt/ml/output/failure` and as one event line. The workers of a script are new interpreters. Those of a Task are forks
+of a process that has imported torch (fork_server.py); `CLOUDTRAIN_WORKER_START=fresh` turns that off.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from cloudtrain_runtime.launcher.failure_file import (
     report_failure,
     write_failure_file,
 )
-from cloudtrain_runtime.launcher.fork_server import start_server
+from cloudtrain_runtime.launcher.fork_server import ForkServer, ServerLostError, start_server
 from cloudtrain_runtime.launcher.group_joins import read_joins
 from cloudtrain_runtime.launcher.host import count_gpus
+from cloudtrain_runtime.launcher.host_agent import HostAgent, HostOptions
 from cloudtrain_runtime.launcher.oom_kills import count_oom_kills, describe_oom_kills
+from cloudtrain_runtime.launcher.rank_processes import FailedProcess
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Heartbeat, Phase, read_heartbeats
@@ -51,19 +53,41 @@ when they exit, and print a stack trace if it is gone."""
 
 
 def main(argv: list[str]) -> int:
-    """Run torchrun with these arguments; return its exit code."""
+    """Run the ranks of this host with torchrun's arguments; return its exit code."""
     _limit_threads(argv)
     oom_kills = count_oom_kills()
     # Imports produce no garbage, and the collector takes a third of their time.
     gc.disable()
-    server = start_server() if _uses_fork_server() else None
+    is_forked = _uses_fork_server()
+    options = HostOptions.of(argv)
+    server = start_server(needs_torch=options is None) if is_forked else None
+    _record_collectives()
+    if options is None:
+        return _run_with_torch(argv, server, oom_kills)
+    agent = HostAgent(options, server)
+    gc.enable()
+    try:
+        failed = agent.run()
+    except ServerLostError as error:
+        # The server has printed why.
+        log_line(str(error))
+        return 1
+    if agent.stop_signal is not None:
+        return 128 + int(agent.stop_signal)
+    if not failed:
+        return 0
+    _report(failed, argv, describe_oom_kills(oom_kills), is_task=is_forked)
+    return REPORTED_EXIT_CODE
+
+
+def _run_with_torch(argv: list[str], server: ForkServer | None, oom_kills: int | None) -> int:
+    """Run the ranks by an agent of torch; return its exit code."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError
     from torch.distributed.run import config_from_args, parse_args
 
     from cloudtrain_runtime.launcher.rendezvous import register_rendezvous
 
-    _record_collectives()
     handle_stop_signals()
     arguments = parse_args(argv)  # type: ignore[no-untyped-call]
     if hasattr(arguments, "signals_to_handle"):
@@ -143,20 +167,32 @@ def _run_torchrun(arguments: Namespace) -> ChildFailedError | None:
 
 def _record_collectives() -> None:
     """Make collectives that time out write a trace."""
-    import torch
-
-    if torch.cuda.device_count() == 0:
+    if count_gpus() == 0:
         return
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    if (major, minor) < (2, 8):
+    if _torch_version() < (2, 8):
         # The former name, which torch 2.5 reads; torch 2.13 warns about it.
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
 
 
+def _torch_version() -> tuple[int, int]:
+    """Return the version of the installed torch, without its import; (0, 0) if it is unknown."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        major, minor = version("torch").split(".")[:2]
+        return int(major), int(minor)
+    except (PackageNotFoundError, ValueError):
+        return 0, 0
+
+
 def _report(
-    failures: Mapping[int, ProcessFailure], argv: list[str], oom_kills: str, *, is_task: bool
+    failures: Mapping[int, ProcessFailure | FailedProcess],
+    argv: list[str],
+    oom_kills: str,
+    *,
+    is_task: bool,
 ) -> None:
     """Emit the event of the rank that failed first on this host, and write the run's cause to the failure file."""
     found = [_describe(rank, failure, oom_kills) for rank, failure in failures.items()]
@@ -176,7 +212,7 @@ def _report(
         write_failure_file(reason, replace=True)
 
 
-def _describe(rank: int, failure: ProcessFailure, oom_kills: str) -> RankFailure:
+def _describe(rank: int, failure: ProcessFailure | FailedProcess, oom_kills: str) -> RankFailure:
     """Return how a rank failed, from what it has recorded (worker.record_failure) and from its exit code."""
     # The worker has written the file, so its content may be any JSON.
     data: Any = failure.error_file_data

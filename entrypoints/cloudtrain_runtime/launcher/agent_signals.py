@@ -23,7 +23,7 @@ _is_asked = False
 
 def handle_stop_signals() -> None:
     """Set this process's handlers: a stop signal raises SignalException if the launcher has announced it."""
-    signal.signal(END_RANKS_SIGNAL, _on_request)
+    signal.signal(END_RANKS_SIGNAL, note_request)
     for number in STOP_SIGNALS:
         signal.signal(number, _on_stop)
 
@@ -33,7 +33,8 @@ def is_asked_to_end() -> bool:
     return _is_asked
 
 
-def _on_request(_number: int, _frame: FrameType | None) -> None:
+def note_request(_number: int, _frame: FrameType | None) -> None:
+    """Note that the launcher asks to end the ranks; the handler of `END_RANKS_SIGNAL`."""
     global _is_asked  # noqa: PLW0603 (a process has one launcher)
     _is_asked = True
 

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported what training needs, and forks each worker of a Task.
 
-It is itself a fork of the agent, which has just imported torch and has no threads yet, so a host imports torch once.
-Agent and server talk through a pipe: a request names a script and its environment, an answer is a process id with its
-exit code, or without one when the process has just been started.
+It is itself a fork of the agent, which has no threads yet. Where the agent needs torch itself, it has just imported it,
+so a host imports torch once. Agent and server talk through a pipe: a request names a script and its environment, an
+answer is a process id with its exit code, or without one when the process has just been started.
 """
 
 from __future__ import annotations
@@ -38,8 +38,22 @@ _MODULES: Final = (
 )
 """What the server imports besides torch. None of it initializes CUDA or threads, which would not survive a fork."""
 
+_READY: Final = 0
+"""In place of a process id: the server has imported everything."""
+
 _LOST: Final = 255
 """Exit code of workers whose server has ended: the true one is unknown."""
+
+
+_KILL_SECONDS: Final = 10.0
+"""How long the agent waits for a worker that it has killed: the kernel may still hold it in a call to a device."""
+
+
+class ServerLostError(Exception):
+    """The server has ended."""
+
+    def __init__(self) -> None:
+        super().__init__("the process that forks the ranks has ended")
 
 
 class Worker:
@@ -71,37 +85,52 @@ class ForkServer:
 
     Attributes:
         exit_codes: By process id, the exit codes of workers that have ended.
+        channel: The pipe, for those who wait for several things.
     """
 
     def __init__(self, channel: Connection) -> None:
         self.exit_codes: dict[int, int] = {}
-        self._channel = channel
+        self.channel = channel
+        self._is_ready = False
         self._running: set[int] = set()
 
     def start_worker(self, script: str, environ: Mapping[str, str]) -> Worker:
         """Fork a process that runs a script with this environment, as `python script` would.
 
         Raises:
-            RuntimeError: The server has ended.
+            ServerLostError: The server has ended.
         """
         request = dump_json({"script": script, "environ": dict(environ)}).encode()
         try:
             return self._request(request)
         except (OSError, EOFError):
             self._lose_workers()
-            raise RuntimeError("the process that forks the ranks has ended") from None
+            raise ServerLostError from None
+
+    def is_ready(self) -> bool:
+        """Return whether the server has imported everything, so that it forks at once.
+
+        Raises:
+            ServerLostError: The server has ended.
+        """
+        try:
+            while not self._is_ready and self.channel.poll():
+                self._receive_one()
+        except (OSError, EOFError):
+            raise ServerLostError from None
+        return self._is_ready
 
     def receive(self, seconds: float = 0.0) -> None:
         """Take the exit codes that have arrived; if there is none, wait so long for one."""
         try:
-            while self._channel.poll(seconds):
+            while self.channel.poll(seconds):
                 self._receive_one()
                 seconds = 0.0
         except (OSError, EOFError):
             self._lose_workers()
 
     def _request(self, request: bytes) -> Worker:
-        self._channel.send_bytes(request)
+        self.channel.send_bytes(request)
         while True:
             pid, has_started = self._receive_one()
             if has_started:
@@ -109,7 +138,10 @@ class ForkServer:
 
     def _receive_one(self) -> tuple[int, bool]:
         """Take an answer; return the process id, and whether the process has just been started."""
-        pid, exit_code = load_json(self._channel.recv_bytes())
+        pid, exit_code = load_json(self.channel.recv_bytes())
+        if pid == _READY:
+            self._is_ready = True
+            return pid, False
         if exit_code is None:
             self._running.add(pid)
             # An earlier process may have had the same id.
@@ -120,16 +152,28 @@ class ForkServer:
         return pid, False
 
     def _lose_workers(self) -> None:
+        """End the workers, whose exit codes nobody receives any more."""
+        for pid in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in self._running:
+            _wait_for_end(pid)
         self.exit_codes |= dict.fromkeys(self._running, _LOST)
         self._running.clear()
 
 
-def start_server() -> ForkServer:
-    """Import torch, and fork the server, which imports the rest while this process continues.
+def start_server(*, needs_torch: bool) -> ForkServer:
+    """Fork the server, which imports torch and what training needs while this process continues.
 
     Call it before this process has threads and with the collector off, and set what torch reads at import before.
+
+    Args:
+        needs_torch: Whether this process needs torch, too, and therefore imports it before the fork.
     """
-    _import_torch()
+    # First, so that it runs after the exit handlers of all other modules.
+    fast_exit.register()
+    if needs_torch:
+        importlib.import_module("torch")
     ours, theirs = Pipe()
     # Else each worker would print what waits here.
     sys.stdout.flush()
@@ -139,12 +183,6 @@ def start_server() -> ForkServer:
         _run_server(theirs)
     theirs.close()
     return ForkServer(ours)
-
-
-def _import_torch() -> None:
-    # First, so that it runs after the exit handlers of all other modules.
-    fast_exit.register()
-    importlib.import_module("torch")
 
 
 def _run_server(agent: Connection) -> NoReturn:
@@ -169,6 +207,7 @@ def _import_modules() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Query the driver's library, which creates no context.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    importlib.import_module("torch")
     for name in _MODULES:
         # Another version of torch may not have the module.
         with contextlib.suppress(ImportError):
@@ -185,6 +224,7 @@ def _serve(agent: Connection) -> NoReturn:
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: set[int] = set()
+    agent.send_bytes(dump_json([_READY, None]).encode())
     while True:
         ready = wait([agent, woken])
         if woken in ready:
@@ -203,6 +243,19 @@ def _serve(agent: Connection) -> NoReturn:
                 _run_worker(request["script"], request["environ"])
             running.add(pid)
             agent.send_bytes(dump_json([pid, None]).encode())
+
+
+def _wait_for_end(pid: int) -> None:
+    """Wait for the end of a killed process of another parent (Linux only)."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            # Readable when the process has ended.
+            wait([handle], _KILL_SECONDS)
+        finally:
+            os.close(handle)
 
 
 def _ended(pids: Iterable[int]) -> list[tuple[int, int]]:
