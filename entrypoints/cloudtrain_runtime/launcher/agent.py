@@ -72,8 +72,9 @@ def main(argv: list[str]) -> int:
         # The server has printed why.
         log_line(str(error))
         return 1
-    if agent.stop_signal is not None:
-        return 128 + int(agent.stop_signal)
+    stop = agent.stop_signal()
+    if stop is not None:
+        return 128 + int(stop)
     if not failed:
         return 0
     _report(failed, argv, describe_oom_kills(oom_kills), is_task=is_forked)

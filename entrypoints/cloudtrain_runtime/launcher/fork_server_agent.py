@@ -179,8 +179,8 @@ class ForkServerAgent(SimpleElasticAgent):
     def _error_file(self, local_rank: int) -> Path:
         return self._errors / f"{local_rank}.json"
 
-    def _variables(self, group: WorkerGroup, worker: Worker) -> dict[str, str]:
-        """Return the variables that torchrun documents for each worker."""
+    def _variables(self, group: Any, worker: Worker) -> dict[str, str]:
+        """Return the variables of a worker of a group, all of whose fields are set after the rendezvous."""
         spec = group.spec
         return rank_variables(
             Rank(
@@ -190,11 +190,11 @@ class ForkServerAgent(SimpleElasticAgent):
                 world_size=worker.world_size,
                 role_world_size=worker.role_world_size,
             ),
-            master=(str(group.master_addr), int(group.master_port or 0)),
+            master=(group.master_addr, group.master_port),
             run=spec.rdzv_handler.get_run_id(),
             restarts=(self._restarts, spec.max_restarts),
             error_file=self._error_file(worker.local_rank),
-            group=(int(group.group_rank or 0), int(group.group_world_size or 1)),
+            group=(group.group_rank, group.group_world_size),
             ranks_here=spec.local_world_size,
             role=spec.role,
         )

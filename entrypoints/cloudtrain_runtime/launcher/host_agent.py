@@ -106,9 +106,8 @@ class HostAgent:
         for number in (*STOP_SIGNALS, signal.SIGQUIT):
             signal.signal(number, self._on_signal)
 
-    @property
     def stop_signal(self) -> signal.Signals | None:
-        """The stop signal by which the run has ended; None if its ranks have ended by themselves."""
+        """Return the stop signal by which the run ends; None if its ranks end by themselves."""
         return self._received
 
     def run(self) -> Mapping[int, FailedProcess]:
@@ -131,13 +130,13 @@ class HostAgent:
     def _wait_for_server(self) -> None:
         """Wait until the server can fork, which takes its imports, or until there is a stop signal."""
         while self._server is not None and not self._server.is_ready():
-            if self.stop_signal is not None:
+            if self.stop_signal() is not None:
                 return
             self._wait()
 
     def _run_once(self, folder: Path, port: int) -> Mapping[int, FailedProcess]:
         """Start the ranks and wait until all have ended; return those that have failed."""
-        if self.stop_signal is not None:
+        if self.stop_signal() is not None:
             return {}
         try:
             for local_rank in range(self._options.ranks):
@@ -145,7 +144,7 @@ class HostAgent:
                 error_file.unlink(missing_ok=True)
                 process = self._start(local_rank, port, error_file)
                 self._processes.add(local_rank, process)
-            while self.stop_signal is None and not self._processes.have_succeeded:
+            while self.stop_signal() is None and not self._processes.have_succeeded:
                 ended = self._processes.end_after_failure()
                 if ended:
                     return {
@@ -154,7 +153,7 @@ class HostAgent:
                     }
                 self._wait()
         finally:
-            number = self.stop_signal
+            number = self.stop_signal()
             if number is None:
                 # All have ended, unless there was an error of this agent.
                 self._processes.end_after_loss()
