@@ -59,6 +59,9 @@ REHEARSAL_LAST_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_LAST_STEP"
 REHEARSAL_HOLD_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_HOLD_STEP"
 """Step at which the ranks of a rehearsed run wait to be interrupted."""
 
+REHEARSAL_FORKS_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_FORKS"
+"""Socket of the process that has imported torch for all runs of a rehearsal."""
+
 REHEARSAL_SAMPLES_VARIABLE: Final = "CLOUDTRAIN_REHEARSAL_SAMPLES"
 """Set where a rehearsed run records a digest of each sample."""
 

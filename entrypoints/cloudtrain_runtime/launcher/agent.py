@@ -37,6 +37,7 @@ from cloudtrain_runtime.launcher.host import count_gpus
 from cloudtrain_runtime.launcher.host_agent import HostAgent, HostOptions
 from cloudtrain_runtime.launcher.oom_kills import count_oom_kills, describe_oom_kills
 from cloudtrain_runtime.launcher.rank_processes import FailedProcess
+from cloudtrain_runtime.launcher.shared_forks import find_shared_server
 from cloudtrain_runtime.process.environment import ml_tree, read_run_config
 from cloudtrain_runtime.process.event_log import emit, log_line
 from cloudtrain_runtime.process.heartbeat import Heartbeat, Phase, read_heartbeats
@@ -60,7 +61,9 @@ def main(argv: list[str]) -> int:
     gc.disable()
     is_forked = _uses_fork_server()
     options = HostOptions.of(argv)
-    server = start_server(needs_torch=options is None) if is_forked else None
+    server = None
+    if is_forked:
+        server = find_shared_server(os.environ) or start_server(needs_torch=options is None)
     _record_collectives()
     if options is None:
         return _run_with_torch(argv, server, oom_kills)

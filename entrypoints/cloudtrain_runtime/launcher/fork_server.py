@@ -188,10 +188,10 @@ def start_server(*, needs_torch: bool) -> ForkServer:
 def _run_server(agent: Connection) -> NoReturn:
     exit_code = 1
     try:
-        _import_modules()
+        import_modules()
         # Either error means that the agent has ended.
         with contextlib.suppress(EOFError, ConnectionError):
-            _serve(agent)
+            _serve(agent, set())
         exit_code = 0
     except BaseException:  # noqa: BLE001 (the frames below belong to the agent)
         traceback.print_exc()
@@ -200,7 +200,8 @@ def _run_server(agent: Connection) -> NoReturn:
         os._exit(exit_code)
 
 
-def _import_modules() -> None:
+def import_modules() -> None:
+    """Import torch and what training needs, so that forks of this process have it."""
     # A signal to all processes of a host is a notice for the ranks, which save and then end. They
     # are children of this process, and would look dead if it ended before them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -216,14 +217,33 @@ def _import_modules() -> None:
     gc.freeze()
 
 
-def _serve(agent: Connection) -> NoReturn:
-    """Fork a worker for each request, and answer with the exit codes of those that have ended."""
+def serve_apart(agent: Connection) -> NoReturn:
+    """Serve an agent of which this process is no child: the workers end with the agent, because nothing else ends them."""
+    running: set[int] = set()
+    try:
+        with contextlib.suppress(EOFError, ConnectionError):
+            _serve(agent, running)
+    except BaseException:  # noqa: BLE001 (the frames below belong to another process)
+        traceback.print_exc()
+    finally:
+        for pid in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+def _serve(agent: Connection, running: set[int]) -> NoReturn:
+    """Fork a worker for each request, and answer with the exit codes of those that have ended.
+
+    Args:
+        agent: The agent's end of the pipe.
+        running: Receives the process ids of the workers that run.
+    """
     woken, wakes = os.pipe()
     for end in (woken, wakes):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: set[int] = set()
     agent.send_bytes(dump_json([_READY, None]).encode())
     while True:
         ready = wait([agent, woken])

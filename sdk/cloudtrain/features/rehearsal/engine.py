@@ -92,6 +92,7 @@ class Engine:
         seconds: Its time, which begins with the first step of its first run.
         seed: Seed of the steps at which runs are interrupted.
         steps: Receives what is done.
+        imports: Socket of the process that imports once for all runs.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Engine:
         seconds: float,
         seed: int,
         steps: Steps,
+        imports: Path,
     ) -> None:
         self.workspace = workspace
         self.job = job
@@ -119,6 +121,7 @@ class Engine:
             last_step=last_step,
             ranks=ranks,
             on_detail=steps.on_detail,
+            imports=imports,
         )
 
     def checks(self) -> Iterator[Check]:

@@ -35,6 +35,7 @@ from cloudtrain.features.rehearsal.engine import Engine, RehearsedJob
 from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.features.rehearsal.runs import RehearsalRunner
 from cloudtrain.features.rehearsal.shape import choose_shape
+from cloudtrain.features.rehearsal.shared_imports import SharedImports
 from cloudtrain.features.rehearsal.workspace import Workspace, interrupting_on_signals
 from cloudtrain.planning.plan import Plan
 from cloudtrain.settings.settings import Settings
@@ -266,7 +267,11 @@ def rehearse_job(
     if seed is None:
         seed = secrets.randbelow(_SEEDS)
     shape = choose_shape(spec, plan, cpus=usable_cpus(), gpus=len(visible_gpus()))
-    with interrupting_on_signals(), Workspace(home, keep=options.keep) as workspace:
+    with (
+        interrupting_on_signals(),
+        Workspace(home, keep=options.keep) as workspace,
+        SharedImports(workspace.folder) as imports,
+    ):
         seconds = 60 * options.minutes
         deadline = time.monotonic() + seconds
         own = Session(session.settings, home=workspace.home)
@@ -298,6 +303,7 @@ def rehearse_job(
             seconds=seconds,
             seed=seed,
             steps=session.observer,
+            imports=imports.place,
         )
         others = []
         if options.cuda_on_cpu:

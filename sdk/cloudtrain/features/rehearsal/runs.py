@@ -32,6 +32,7 @@ from cloudtrain_runtime.contract import (
     HOST_RANK_VARIABLE,
     INSTANCE_VARIABLE,
     LOG_EVERY_VARIABLE,
+    REHEARSAL_FORKS_VARIABLE,
     REHEARSAL_HOLD_VARIABLE,
     REHEARSAL_LAST_VARIABLE,
     REHEARSAL_SAMPLES_VARIABLE,
@@ -190,6 +191,7 @@ class RunDriver:
         last_step: Step after which a training ends.
         ranks: Number of ranks on all hosts.
         on_detail: Receives the step that a run has reached.
+        imports: Socket of the process that imports once for all runs; None where each imports by itself.
     """
 
     def __init__(
@@ -202,8 +204,10 @@ class RunDriver:
         last_step: int,
         ranks: int,
         on_detail: Callable[[str], None] = lambda _: None,
+        imports: Path | None = None,
     ) -> None:
         self.runner = runner
+        self._imports = imports
         self.spec = spec
         self.home = home
         self.last_step = last_step
@@ -294,11 +298,13 @@ class RunDriver:
             NotShownError: It did not start.
         """
         self._require_time()
-        names = {
+        names: dict[str, object] = {
             REHEARSAL_LAST_VARIABLE: self.last_step,
             REHEARSAL_SAMPLES_VARIABLE: 1,
             LOG_EVERY_VARIABLE: 1,
         }
+        if self._imports is not None:
+            names[REHEARSAL_FORKS_VARIABLE] = self._imports
         values = {**names, REHEARSAL_HOLD_VARIABLE: hold} if hold else names
         try:
             return self.runner.start(

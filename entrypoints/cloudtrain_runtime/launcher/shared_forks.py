@@ -1,0 +1,193 @@
+"""One import for all runs of a rehearsal: a process that has imported what training needs, and forks each run's server.
+
+`python -m cloudtrain_runtime.launcher.shared_forks PLACE`, with a socket's path. The rehearsal starts it, and its end of
+standard input ends it. The first agent that asks decides what is imported: the process replaces itself by an interpreter
+with that agent's environment, in the folder of that run's code. Each agent gets a fork in its own mount namespace, with
+its own folder, environment and output. An agent whose environment differs, or that gets no answer, imports by itself.
+
+Linux only, standard library only until the first request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final, NoReturn
+
+from cloudtrain_runtime.contract import INSTANCE_VARIABLE, REHEARSAL_FORKS_VARIABLE
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain_runtime.launcher.fork_server import ForkServer, import_modules, serve_apart
+
+_FORKED: Final = b"forked"
+_AGAIN: Final = b"again"
+_REFUSED: Final = b"refused"
+"""Answers: the connection leads to a fork; ask again, because the imports are about to begin; import by yourself."""
+
+_IMPORTING: Final = "--importing"
+_STDIN: Final = 0
+_NAMESPACES: Final = ("user", "mnt")
+"""The namespaces of a local run's host, in the order in which a process enters them."""
+
+_OF_RUN: Final = ("CLOUDTRAIN_", "SM_", "TRAINING_JOB_")
+"""Beginnings of variables that differ between the runs of a rehearsal, and that no library reads when it is imported."""
+
+
+def find_shared_server(environ: Mapping[str, str]) -> ForkServer | None:
+    """Return a server that a rehearsal's process has forked for this agent; None outside of a rehearsal, or without it.
+
+    Args:
+        environ: The environment of this agent.
+    """
+    place = environ.get(REHEARSAL_FORKS_VARIABLE)
+    if not place or sys.platform != "linux" or _has_own_path(environ):
+        return None
+    with contextlib.suppress(OSError, EOFError):
+        channel = _ask(place, environ)
+        if channel is not None:
+            return ForkServer(channel)
+    return None
+
+
+def _has_own_path(environ: Mapping[str, str]) -> bool:
+    """Return whether Python finds modules in a folder of the run, which only the run's own processes see."""
+    return bool(environ.get("PYTHONPATH"))
+
+
+def _ask(place: str, environ: Mapping[str, str]) -> Connection | None:
+    request = {
+        "environ": dict(environ),
+        "python": sys.executable,
+        "code": f"{environ[INSTANCE_VARIABLE]}/code",
+    }
+    while True:
+        handles = [sys.stdout.fileno(), sys.stderr.fileno(), os.open(".", os.O_RDONLY)]
+        handles += [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(place)
+            socket.send_fds(connection, [b"h"], handles)
+        finally:
+            for handle in handles[2:]:
+                os.close(handle)
+        channel = Connection(connection.detach())
+        channel.send_bytes(dump_json(request).encode())
+        answer = channel.recv_bytes()
+        if answer == _FORKED:
+            return channel
+        channel.close()
+        if answer == _REFUSED:
+            return None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve at a socket until standard input ends."""
+    if arguments[0] == _IMPORTING:
+        listener = socket.socket(fileno=int(arguments[1]))
+        import_modules()
+        # The kernel removes forks that have ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    else:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(arguments[0])
+        listener.listen(socket.SOMAXCONN)
+    while True:
+        if _STDIN in wait([listener, _STDIN]):
+            # The rehearsal has ended.
+            return
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            _answer(listener, connection, is_importing=arguments[0] == _IMPORTING)
+
+
+def _answer(listener: socket.socket, connection: socket.socket, *, is_importing: bool) -> None:
+    _, handles, _, _ = socket.recv_fds(connection, 1, 2 + 1 + len(_NAMESPACES))
+    channel = Connection(connection.detach())
+    try:
+        request = load_json(channel.recv_bytes())
+        if not is_importing:
+            channel.send_bytes(_AGAIN)
+            _begin_imports(listener, handles, request)
+        if not _is_same(request):
+            channel.send_bytes(_REFUSED)
+        elif os.fork() == 0:
+            listener.close()
+            _become_server(channel, handles, request)
+    finally:
+        channel.close()
+        for handle in handles:
+            os.close(handle)
+
+
+def _begin_imports(
+    listener: socket.socket, handles: Sequence[int], request: Mapping[str, Any]
+) -> NoReturn:
+    """Replace this process by an interpreter with the environment of an agent, whose log gets what imports print."""
+    os.dup2(handles[0], 1)
+    os.dup2(handles[1], 2)
+    os.chdir(request["code"])
+    os.set_inheritable(listener.fileno(), True)
+    module = "cloudtrain_runtime.launcher.shared_forks"
+    command = [request["python"], "-m", module, _IMPORTING, str(listener.fileno())]
+    os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
+
+
+def _is_same(request: Mapping[str, Any]) -> bool:
+    """Return whether an agent would import the same in the same environment."""
+    is_same_python = request["python"] == sys.executable
+    return is_same_python and _of_imports(request["environ"]) == _of_imports(os.environ)
+
+
+def _of_imports(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        # PATH contains a folder of the run; fork_server.py sets the last one.
+        if not name.startswith(_OF_RUN) and name not in ("PATH", "PYTORCH_NVML_BASED_CUDA_CHECK")
+    }
+
+
+def _become_server(
+    channel: Connection, handles: Sequence[int], request: Mapping[str, Any]
+) -> NoReturn:
+    """Be the server of an agent: in its namespaces, with its output, folder and environment."""
+    try:
+        out, error, folder, *namespaces = handles
+        for name, handle in zip(_NAMESPACES, namespaces, strict=True):
+            _enter(name, handle)
+        os.fchdir(folder)
+        os.dup2(out, 1)
+        os.dup2(error, 2)
+        os.close(_STDIN)
+        os.open(os.devnull, os.O_RDONLY)
+        for handle in handles:
+            os.close(handle)
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        # The folder of the code, which an interpreter that is started with -m has here.
+        sys.path[0] = os.getcwd()  # noqa: PTH109 (as the interpreter sets it)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        channel.send_bytes(_FORKED)
+        serve_apart(channel)
+    finally:
+        # Nothing of the process that it is a fork of may run here.
+        os._exit(1)
+
+
+def _enter(name: str, handle: int) -> None:
+    """Enter a namespace if this process is in another one."""
+    if os.path.sameopenfile(handle, own := os.open(f"/proc/self/ns/{name}", os.O_RDONLY)):
+        os.close(own)
+        return
+    os.close(own)
+    if ctypes.CDLL(None, use_errno=True).setns(handle, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"setns {name}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
