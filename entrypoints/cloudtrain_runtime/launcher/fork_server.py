@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Final, NoReturn
@@ -94,13 +94,16 @@ class ForkServer:
         self._is_ready = False
         self._running: set[int] = set()
 
-    def start_worker(self, script: str, environ: Mapping[str, str]) -> Worker:
-        """Fork a process that runs a script with this environment, as `python script` would.
+    def start_worker(
+        self, script: str, environ: Mapping[str, str], arguments: Sequence[str] = ()
+    ) -> Worker:
+        """Fork a process that runs a script with this environment, as `python script ARGUMENTS` would.
 
         Raises:
             ServerLostError: The server has ended.
         """
-        request = dump_json({"script": script, "environ": dict(environ)}).encode()
+        words = [script, *arguments]
+        request = dump_json({"words": words, "environ": dict(environ)}).encode()
         try:
             return self._request(request)
         except (OSError, EOFError):
@@ -260,7 +263,7 @@ def _serve(agent: Connection, running: set[int]) -> NoReturn:
                 agent.close()
                 os.close(woken)
                 os.close(wakes)
-                _run_worker(request["script"], request["environ"])
+                _run_worker(request["words"], request["environ"])
             running.add(pid)
             agent.send_bytes(dump_json([pid, None]).encode())
 
@@ -284,10 +287,10 @@ def _ended(pids: Iterable[int]) -> list[tuple[int, int]]:
     return [(pid, os.waitstatus_to_exitcode(status)) for pid, status in states if pid != 0]
 
 
-def _run_worker(script: str, environ: Mapping[str, str]) -> NoReturn:
+def _run_worker(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     exit_code = 1
     try:
-        _run_script(script, environ)
+        _run_script(words, environ)
         exit_code = 0
     except SystemExit as error:
         exit_code = _exit_code(error.code)
@@ -296,7 +299,7 @@ def _run_worker(script: str, environ: Mapping[str, str]) -> NoReturn:
     fast_exit.exit_process(exit_code)
 
 
-def _run_script(script: str, environ: Mapping[str, str]) -> None:
+def _run_script(words: Sequence[str], environ: Mapping[str, str]) -> None:
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # A server that was started under nohup ignores signals. torchrun's agent handles them, so its
@@ -306,14 +309,14 @@ def _run_script(script: str, environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(environ)
-    sys.argv = [script]
+    sys.argv = list(words)
     importlib.invalidate_caches()
     gc.enable()
     # Generators that were seeded in the server; `random` reseeds itself in every fork.
     sys.modules["torch"].seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    runpy.run_path(str(Path(script).absolute()), run_name="__main__")
+    runpy.run_path(str(Path(words[0]).absolute()), run_name="__main__")
 
 
 def _exit_code(value: str | int | None) -> int:

@@ -5,6 +5,9 @@ standard input ends it. The first agent that asks decides what is imported: the 
 with that agent's environment, in the folder of that run's code. Each agent gets a fork in its own mount namespace, with
 its own folder, environment and output. An agent whose environment differs, or that gets no answer, imports by itself.
 
+`python -m cloudtrain_runtime.launcher.shared_forks --run PLACE MODULE ARGUMENTS...` runs a module in such a fork, or in
+this process if there is none.
+
 Linux only, standard library only until the first request.
 """
 
@@ -12,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -30,6 +35,8 @@ _REFUSED: Final = b"refused"
 """Answers: the connection leads to a fork; ask again, because the imports are about to begin; import by yourself."""
 
 _IMPORTING: Final = "--importing"
+_RUN: Final = "--run"
+_WAIT_SECONDS: Final = 60.0
 _STDIN: Final = 0
 _NAMESPACES: Final = ("user", "mnt")
 """The namespaces of a local run's host, in the order in which a process enters them."""
@@ -45,12 +52,38 @@ def find_shared_server(environ: Mapping[str, str]) -> ForkServer | None:
         environ: The environment of this agent.
     """
     place = environ.get(REHEARSAL_FORKS_VARIABLE)
-    if not place or sys.platform != "linux" or _has_own_path(environ):
+    if not place or _has_own_path(environ):
         return None
-    with contextlib.suppress(OSError, EOFError):
-        channel = _ask(place, environ)
-        if channel is not None:
-            return ForkServer(channel)
+    code = f"{environ[INSTANCE_VARIABLE]}/code"
+    return _find_server(place, {"environ": dict(environ), "code": code})
+
+
+def run_module(place: str, module: str, arguments: Sequence[str]) -> None:
+    """Run a module in a fork, and exit with its exit code; in this process if there is no fork.
+
+    Args:
+        place: Socket of the process that forks.
+        module: The module.
+        arguments: Its arguments.
+    """
+    spec = importlib.util.find_spec(module)
+    server = _find_server(place, {"environ": dict(os.environ)})
+    if server is None or spec is None or spec.origin is None:
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    worker = server.start_worker(spec.origin, os.environ, arguments)
+    while worker.exit_code is None:
+        worker.join(_WAIT_SECONDS)
+    sys.exit(worker.exit_code)
+
+
+def _find_server(place: str, request: Mapping[str, Any]) -> ForkServer | None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, EOFError):
+            channel = _ask(place, request)
+            if channel is not None:
+                return ForkServer(channel)
     return None
 
 
@@ -59,12 +92,8 @@ def _has_own_path(environ: Mapping[str, str]) -> bool:
     return bool(environ.get("PYTHONPATH"))
 
 
-def _ask(place: str, environ: Mapping[str, str]) -> Connection | None:
-    request = {
-        "environ": dict(environ),
-        "python": sys.executable,
-        "code": f"{environ[INSTANCE_VARIABLE]}/code",
-    }
+def _ask(place: str, request: Mapping[str, Any]) -> Connection | None:
+    own = {"python": sys.executable, "has_safe_path": bool(sys.flags.safe_path)}
     while True:
         handles = [sys.stdout.fileno(), sys.stderr.fileno(), os.open(".", os.O_RDONLY)]
         handles += [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
@@ -76,7 +105,7 @@ def _ask(place: str, environ: Mapping[str, str]) -> Connection | None:
             for handle in handles[2:]:
                 os.close(handle)
         channel = Connection(connection.detach())
-        channel.send_bytes(dump_json(request).encode())
+        channel.send_bytes(dump_json({**request, **own}).encode())
         answer = channel.recv_bytes()
         if answer == _FORKED:
             return channel
@@ -86,7 +115,10 @@ def _ask(place: str, environ: Mapping[str, str]) -> Connection | None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve at a socket until standard input ends."""
+    """Serve at a socket until standard input ends, or run a module."""
+    if arguments[0] == _RUN:
+        run_module(arguments[1], arguments[2], arguments[3:])
+        return
     if arguments[0] == _IMPORTING:
         listener = socket.socket(fileno=int(arguments[1]))
         import_modules()
@@ -110,10 +142,10 @@ def _answer(listener: socket.socket, connection: socket.socket, *, is_importing:
     channel = Connection(connection.detach())
     try:
         request = load_json(channel.recv_bytes())
-        if not is_importing:
+        if not is_importing and "code" in request:
             channel.send_bytes(_AGAIN)
             _begin_imports(listener, handles, request)
-        if not _is_same(request):
+        if not is_importing or not _is_same(request):
             channel.send_bytes(_REFUSED)
         elif os.fork() == 0:
             listener.close()
@@ -138,9 +170,10 @@ def _begin_imports(
 
 
 def _is_same(request: Mapping[str, Any]) -> bool:
-    """Return whether an agent would import the same in the same environment."""
-    is_same_python = request["python"] == sys.executable
-    return is_same_python and _of_imports(request["environ"]) == _of_imports(os.environ)
+    """Return whether an agent would import the same in the same environment, which does not matter to a module."""
+    if request["python"] != sys.executable:
+        return False
+    return "code" not in request or _of_imports(request["environ"]) == _of_imports(os.environ)
 
 
 def _of_imports(environ: Mapping[str, str]) -> dict[str, str]:
@@ -169,8 +202,8 @@ def _become_server(
             os.close(handle)
         os.environ.clear()
         os.environ.update(request["environ"])
-        # The folder of the code, which an interpreter that is started with -m has here.
-        sys.path[0] = os.getcwd()  # noqa: PTH109 (as the interpreter sets it)
+        # An interpreter that is started with -m has its folder here, and with -P it has not.
+        sys.path[:1] = [] if request["has_safe_path"] else [os.getcwd()]  # noqa: PTH109
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         channel.send_bytes(_FORKED)
         serve_apart(channel)

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -78,12 +78,14 @@ class CheckpointFolder:
         run: Only checkpoints of this run, if several runs share the folder; empty for all.
         environ: Environment of the process that reads them, with credentials, region and endpoint.
         synced: Folder that SageMaker syncs, where it is another one: `list` includes what attached trainers keep there.
+        wrap: Returns the command that is executed for a command of Python; by default the same.
     """
 
     uri: str
     run: str = ""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
     synced: str = ""
+    wrap: Callable[[Sequence[str]], Sequence[str]] = field(default=tuple, repr=False, compare=False)
 
     @classmethod
     def of_plan(
@@ -202,7 +204,7 @@ class CheckpointFolder:
         ]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
             with subprocess.Popen(
-                command,
+                self.wrap(command),
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 stdin=subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.features.rehearsal.runs import Ended, NotShownError, RunDriver, first_line
+from cloudtrain.features.rehearsal.shared_imports import with_shared_imports
 from cloudtrain.features.rehearsal.workspace import Workspace
 from cloudtrain_runtime.contract.strict_json import decode_floats, load_json
 
@@ -67,8 +68,9 @@ def compare(workspace: Workspace, driver: RunDriver, runs: Sequence[Ended]) -> l
         raise NotShownError("a run has no last checkpoint")
     try:
         # -P: modules in the working folder must not be imported.
+        command = [sys.executable, "-P", "-m", _MODULE, "compare", *uris]
         done = workspace.run(
-            [sys.executable, "-P", "-m", _MODULE, "compare", *uris],
+            with_shared_imports(command, driver.imports),
             cwd=workspace.folder,
             env=driver.runner.environ(),
             timeout=max(1.0, driver.seconds_left),

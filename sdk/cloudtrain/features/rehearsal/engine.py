@@ -36,6 +36,7 @@ from cloudtrain.features.rehearsal.runs import (
 from cloudtrain.features.rehearsal.saving import check_saves
 from cloudtrain.features.rehearsal.scripts import ScriptRehearsal
 from cloudtrain.features.rehearsal.shape import Shape, other_sizes
+from cloudtrain.features.rehearsal.shared_imports import with_shared_imports
 from cloudtrain.features.rehearsal.starting import check_requirements
 from cloudtrain.features.rehearsal.workspace import Workspace
 from cloudtrain.job.diagnostics import Severity
@@ -207,7 +208,8 @@ class Engine:
         def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             code = self.workspace.folder / "code"
             seconds = self.driver.seconds_left
-            return self.workspace.run(command, cwd=code, env=os.environ, timeout=seconds)
+            forked = with_shared_imports(command, self.driver.imports)
+            return self.workspace.run(forked, cwd=code, env=os.environ, timeout=seconds)
 
         job = self.job
         try:

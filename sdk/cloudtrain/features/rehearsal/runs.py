@@ -207,7 +207,7 @@ class RunDriver:
         imports: Path | None = None,
     ) -> None:
         self.runner = runner
-        self._imports = imports
+        self.imports = imports
         self.spec = spec
         self.home = home
         self.last_step = last_step
@@ -303,8 +303,8 @@ class RunDriver:
             REHEARSAL_SAMPLES_VARIABLE: 1,
             LOG_EVERY_VARIABLE: 1,
         }
-        if self._imports is not None:
-            names[REHEARSAL_FORKS_VARIABLE] = self._imports
+        if self.imports is not None:
+            names[REHEARSAL_FORKS_VARIABLE] = self.imports
         values = {**names, REHEARSAL_HOLD_VARIABLE: hold} if hold else names
         try:
             return self.runner.start(

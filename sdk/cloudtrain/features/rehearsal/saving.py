@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from cloudtrain import catalog
 from cloudtrain.errors import CloudtrainError
 from cloudtrain.features.rehearsal.runs import Ended, RunDriver
+from cloudtrain.features.rehearsal.shared_imports import with_shared_imports
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.checks import Check, failed, passed
@@ -46,7 +48,9 @@ def check_saves(driver: RunDriver, reference: Ended, plan: Plan) -> Iterator[Che
         return
     step = max(event["step"] for event in events)
     folder = CheckpointFolder(
-        driver.runner.checkpoints(reference.run), environ=driver.runner.environ()
+        driver.runner.checkpoints(reference.run),
+        environ=driver.runner.environ(),
+        wrap=partial(with_shared_imports, place=driver.imports),
     )
     try:
         found = next(iter(folder.verify(step)), None)

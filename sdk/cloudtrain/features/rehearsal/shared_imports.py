@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +15,19 @@ from cloudtrain_runtime.contract import INSTANCE_VARIABLE
 
 _MODULE = "cloudtrain_runtime.launcher.shared_forks"
 _END_SECONDS = 10.0
+
+
+def with_shared_imports(command: Sequence[str], place: Path | None) -> list[str]:
+    """Return a command that runs a module in a fork of the process at a place.
+
+    Args:
+        command: A command of Python with `-m MODULE`.
+        place: Its socket; None where each process imports by itself.
+    """
+    if place is None:
+        return list(command)
+    module = command.index("-m") + 1
+    return [*command[:module], _MODULE, "--run", str(place), *command[module:]]
 
 
 class SharedImports:
