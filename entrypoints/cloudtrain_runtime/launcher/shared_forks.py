@@ -45,17 +45,18 @@ _OF_RUN: Final = ("CLOUDTRAIN_", "SM_", "TRAINING_JOB_")
 """Beginnings of variables that differ between the runs of a rehearsal, and that no library reads when it is imported."""
 
 
-def find_shared_server(environ: Mapping[str, str]) -> ForkServer | None:
+def find_shared_server(environ: Mapping[str, str], module: str) -> ForkServer | None:
     """Return a server that a rehearsal's process has forked for this agent; None outside of a rehearsal, or without it.
 
     Args:
         environ: The environment of this agent.
+        module: The module of the Task.
     """
     place = environ.get(REHEARSAL_FORKS_VARIABLE)
     if not place or _has_own_path(environ):
         return None
     code = f"{environ[INSTANCE_VARIABLE]}/code"
-    return _find_server(place, {"environ": dict(environ), "code": code})
+    return _find_server(place, {"environ": dict(environ), "code": code, "module": module})
 
 
 def run_module(place: str, module: str, arguments: Sequence[str]) -> None:
@@ -121,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     if arguments[0] == _IMPORTING:
         listener = socket.socket(fileno=int(arguments[1]))
-        import_modules()
+        import_modules(arguments[2])
         # The kernel removes forks that have ended.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     else:
@@ -165,7 +166,8 @@ def _begin_imports(
     os.chdir(request["code"])
     os.set_inheritable(listener.fileno(), True)
     module = "cloudtrain_runtime.launcher.shared_forks"
-    command = [request["python"], "-m", module, _IMPORTING, str(listener.fileno())]
+    options = [_IMPORTING, str(listener.fileno()), request["module"]]
+    command = [request["python"], "-m", module, *options]
     os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
 
 
