@@ -122,6 +122,7 @@ class LocalBackend(OnlyRuns):
         self._steps = steps or Steps()
         self._options = {"installs": installs, "cuda_on_cpu": cuda_on_cpu}
         self._summaries: dict[Path, EventSummary] = {}
+        self._plans: dict[Path, tuple[int, Mapping[str, Any]]] = {}
 
     def target(self) -> LocalTarget:
         """Return this machine as the target of a plan."""
@@ -326,7 +327,7 @@ class LocalBackend(OnlyRuns):
         folder = self._folder(run)
         record = self._record(folder)
         progress = self._progress(folder)
-        plan = read_file(folder / PLAN_FILE, PLAN)
+        plan = self._plan(folder / PLAN_FILE)
         if record.state is State.SUCCEEDED and plan.get("config", {}).get("task") is None:
             progress = _add_log_ends(progress, JobFolder(folder))
         checkpoints = plan.get("checkpoint", {}).get("uri")
@@ -347,6 +348,18 @@ class LocalBackend(OnlyRuns):
             progress=progress,
             artifacts={name: place for name, place in artifacts.items() if place is not None},
         )
+
+    def _plan(self, path: Path) -> Mapping[str, Any]:
+        """Return the fields of a plan.json, which is read again only where it was written again."""
+        try:
+            written = path.stat().st_mtime_ns
+        except OSError:
+            written = 0
+        known = self._plans.get(path)
+        if known is None or known[0] != written:
+            known = written, read_file(path, PLAN)
+            self._plans[path] = known
+        return known[1]
 
     def _progress(self, folder: Path) -> Progress:
         """Return the progress of a run. Later calls read only new events."""
