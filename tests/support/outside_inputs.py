@@ -302,6 +302,9 @@ SOURCES = (
 OWN = {
     f"{_R}/contract/strict_json.py": "the reader itself",
     f"{_R}/launcher/fork_server.py": "requests of the parent process, answers of a child process, through a pipe",
+    f"{_R}/launcher/leading_imports.py": "the job's own code, which its ranks execute",
+    f"{_R}/launcher/rank_processes.py": "what a rank has written; only its message is used, as any JSON (agent.py)",
+    f"{_R}/launcher/shared_forks.py": "requests of agents of the same rehearsal, at a socket in a private folder",
     f"{_S}/backends/container/model_server.py": "a line of a child process",
     f"{_S}/catalog/service_limits.py": "botocore's model, and a copy of it in the user's cache folder",
     f"{_S}/catalog/source.py": "files of the package",
@@ -324,6 +327,8 @@ OWN = {
 
 SOCKETS = {
     f"{_R}/launcher/agent.py": "torchrun's store of several hosts; its state is signed",
+    f"{_R}/launcher/host_agent.py": "holds a port of the ranks' store and accepts no connection",
+    f"{_R}/launcher/shared_forks.py": "the forks of a rehearsal, a Unix socket in a private folder",
     f"{_R}/launcher/loopback_store.py": "the ranks' store, on loopback where all hosts are on this machine",
     f"{_R}/launcher/rendezvous.py": "torchrun's store of several hosts; its state is signed",
     f"{_R}/process/reserved_port.py": "holds a port of the ranks' store and accepts no connection",

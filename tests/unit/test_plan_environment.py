@@ -12,6 +12,7 @@ from support.plans import SCRIPT_JOB, PlanOf, local, refusal
 import cloudtrain_runtime
 from cloudtrain.planning.environment_checks import MAX_STRING_BYTES, MAX_TOTAL_BYTES
 from cloudtrain_runtime.contract import (
+    REHEARSAL_FORKS_VARIABLE,
     REHEARSAL_HOLD_VARIABLE,
     REHEARSAL_LAST_VARIABLE,
     REHEARSAL_SAMPLES_VARIABLE,
@@ -105,6 +106,7 @@ def test_each_variable_of_the_runtime_is_its_own_or_a_switch() -> None:
         for name in re.findall(r"\bCLOUDTRAIN_[A-Z0-9_]+\b", path.read_text())
     }
     set_as_a_job_does = {
+        REHEARSAL_FORKS_VARIABLE,
         REHEARSAL_HOLD_VARIABLE,
         REHEARSAL_LAST_VARIABLE,
         REHEARSAL_SAMPLES_VARIABLE,

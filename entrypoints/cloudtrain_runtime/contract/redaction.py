@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
-import html
 import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
@@ -65,6 +64,9 @@ def register_values(values: Iterable[str]) -> None:
 
 def encoded_forms(value: str) -> Iterator[str]:
     """Yield the forms of a value in a text: in JSON, Python, HTML, a uri, base64, line by line, and its parts."""
+    # Few processes have secrets, and all import this module at their start.
+    import html
+
     in_json = (dump_json(value)[1:-1], dump_json(value, ensure_ascii=False)[1:-1])
     in_uri = (quote(value, safe=safe, errors="replace") for safe in ("", "/"))
     forms = (

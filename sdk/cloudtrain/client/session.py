@@ -62,8 +62,11 @@ class Session:
         return self.home or find_home()
 
     def context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
-        """Return what backends are opened with; `options` are those of `BackendContext`."""
-        home, *others = (self.home,) if self.home else all_homes()
+        """Return what backends are opened with; `options` are those of `BackendContext`.
+
+        Other folders of local runs matter only to those who look for a run, without a job.
+        """
+        home, *others = (self.find_home(),) if self.home or job else all_homes()
         return BackendContext(
             home=home,
             load_settings=lambda: self.load_settings(job),

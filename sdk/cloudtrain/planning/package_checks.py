@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -76,6 +75,9 @@ def _packages_below(names: frozenset[str]) -> tuple[frozenset[str], tuple[str, .
     It is read from the catalog and from the records of the packages that are installed here, which takes a millisecond
     for each. No package is imported.
     """
+    # The import takes as long as a tenth of a plan.
+    from importlib import metadata
+
     brought = set(catalog.installed_with(names))
     undescribed = []
     for name in sorted(names):
@@ -84,8 +86,8 @@ def _packages_below(names: frozenset[str]) -> tuple[frozenset[str], tuple[str, .
         while waiting:
             each = waiting.pop()
             try:
-                needed = importlib.metadata.requires(each) or []
-            except (importlib.metadata.PackageNotFoundError, ValueError, OSError):
+                needed = metadata.requires(each) or []
+            except (metadata.PackageNotFoundError, ValueError, OSError):
                 if each == name and not catalog.is_known_package(name):
                     undescribed.append(name)
                 continue

@@ -1,0 +1,101 @@
+"""One import for the runs of a rehearsal: real agents, and ranks that are forks of another process."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.agents import HEAD, is_running, living, start, written
+from support.jobs import until
+
+import cloudtrain_runtime
+from cloudtrain_runtime.contract import INSTANCE_VARIABLE, REHEARSAL_FORKS_VARIABLE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="enters namespaces")
+
+MODULE = "cloudtrain_runtime.launcher.shared_forks"
+REPORT = "write('up', is_forked, os.getpid(), os.getppid(), os.getcwd(), os.environ['WORD'])\n"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Return the socket of a process that waits for the first agent."""
+    with tempfile.TemporaryDirectory() as folder:
+        socket = Path(folder) / "forks"
+        environ = {**os.environ, INSTANCE_VARIABLE: folder}
+        command = [sys.executable, "-P", "-m", MODULE, str(socket)]
+        with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE) as process:
+            until(socket.exists)
+            yield socket
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(60) == 0
+
+
+def run_folder(folder: Path) -> Path:
+    """Return the folder of a run, whose code is the installed runtime."""
+    (folder / "code").mkdir(parents=True)
+    source = Path(cloudtrain_runtime.__file__).parent
+    (folder / "code" / "cloudtrain_runtime").symlink_to(source)
+    return folder
+
+
+def ups(folder: Path, place: Path, worker: str, word: str = "same") -> list[list[str]]:
+    """Run an agent to its end; return what its ranks have written."""
+    variables = {INSTANCE_VARIABLE: str(folder), REHEARSAL_FORKS_VARIABLE: str(place)}
+    agent = start(folder, worker, WORD=word, **variables)
+    assert agent.wait(300) == 0, (folder / "log").read_text()
+    return [[*words, str(agent.pid)] for words in written(folder, "up", 2)]
+
+
+def test_runs_share_one_import(tmp_path: Path, place: Path) -> None:
+    """Also the environment, folder and output of each are its own. Another environment imports by itself."""
+    found = []
+    for name, word in (("one", "same"), ("two", "same"), ("three", "other")):
+        folder = run_folder(tmp_path / name)
+        found.append(ups(folder, place, REPORT, word))
+        assert {words[3] for words in found[-1]} == {str(folder)}
+        assert {words[4] for words in found[-1]} == {word}
+        assert {words[0] for words in found[-1]} == {"True"}
+    for name in ("one", "two", "three"):
+        assert "Traceback" not in (tmp_path / name / "log").read_text()
+
+
+def test_ranks_end_with_their_agent(tmp_path: Path, place: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    worker = "write('up', os.getpid(), os.getppid())\ntime.sleep(600)\n"
+    variables = {INSTANCE_VARIABLE: str(folder), REHEARSAL_FORKS_VARIABLE: str(place)}
+    agent = start(folder, worker, **variables)
+    ranks = written(folder, "up", 2)
+    (server,) = {int(words[1]) for words in ranks}
+    assert psutil.Process(server).ppid() != agent.pid
+    agent.kill()
+    agent.wait()
+    until(lambda: not any(is_running(int(words[0])) for words in ranks))
+    until(lambda: not is_running(server))
+
+
+def test_a_module_runs_without_the_process(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)\n")
+    command = [sys.executable, "-m", MODULE, "--run", str(tmp_path / "none"), "own", "word"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "['word']\n"), done.stderr
+
+
+def test_a_module_runs_in_a_fork(tmp_path: Path, place: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    ups(folder, place, REPORT)
+    own = (
+        HEAD.partition("rank,")[0]
+        + "print('torch' in sys.modules, sys.argv[1:], os.getcwd())\nsys.exit(4)\n"
+    )
+    (tmp_path / "own.py").write_text(own)
+    command = [sys.executable, "-m", MODULE, "--run", str(place), "own", "word"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == f"True ['word'] {tmp_path}\n", done.stderr
+    assert done.returncode == 4
+    assert living(tmp_path) == []
