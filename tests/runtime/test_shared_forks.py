@@ -18,7 +18,17 @@ from cloudtrain_runtime.contract import INSTANCE_VARIABLE, REHEARSAL_FORKS_VARIA
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="enters namespaces")
 
 MODULE = "cloudtrain_runtime.launcher.shared_forks"
-REPORT = "write('up', is_forked, os.getpid(), os.getppid(), os.getcwd(), os.environ['WORD'])\n"
+REPORT = """
+import psutil
+server = os.getppid()
+write('up', is_forked, os.getpid(), server, os.getcwd(), os.environ['WORD'], psutil.Process(server).ppid())
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the guard of the tests: with folders in PYTHONPATH each run imports by itself."""
+    monkeypatch.delenv("PYTHONPATH")
 
 
 @pytest.fixture
@@ -61,6 +71,11 @@ def test_runs_share_one_import(tmp_path: Path, place: Path) -> None:
         assert {words[3] for words in found[-1]} == {str(folder)}
         assert {words[4] for words in found[-1]} == {word}
         assert {words[0] for words in found[-1]} == {"True"}
+        servers = {words[2] for words in found[-1]}
+        assert len(servers) == 1
+    # Parents of the servers: the process that imports, which is no agent, or the agent itself.
+    are_own = [line[5] == line[6] for ups_of_run in found for line in ups_of_run]
+    assert are_own == [False, False, False, False, True, True]
     for name in ("one", "two", "three"):
         assert "Traceback" not in (tmp_path / name / "log").read_text()
 

@@ -120,9 +120,13 @@ def main(arguments: Sequence[str]) -> None:
     if arguments[0] == _RUN:
         run_module(arguments[1], arguments[2], arguments[3:])
         return
+    own = None
     if arguments[0] == _IMPORTING:
         listener = socket.socket(fileno=int(arguments[1]))
+        # As the agents have it: imports add variables.
+        own = dict(os.environ)
         import_modules(arguments[2])
+        _leave_output()
         # The kernel removes forks that have ended.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     else:
@@ -135,18 +139,35 @@ def main(arguments: Sequence[str]) -> None:
             return
         connection, _ = listener.accept()
         with contextlib.suppress(OSError, EOFError, ValueError):
-            _answer(listener, connection, is_importing=arguments[0] == _IMPORTING)
+            _answer(listener, connection, own)
 
 
-def _answer(listener: socket.socket, connection: socket.socket, *, is_importing: bool) -> None:
+def _leave_output() -> None:
+    """Close the output of the first agent, which may be a pipe whose end its launcher waits for."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _answer(
+    listener: socket.socket, connection: socket.socket, own: Mapping[str, str] | None
+) -> None:
+    """Answer an agent or a module.
+
+    Args:
+        listener: The socket of this process.
+        connection: The connection.
+        own: The environment in which this process has imported; None before that.
+    """
     _, handles, _, _ = socket.recv_fds(connection, 1, 2 + 1 + len(_NAMESPACES))
     channel = Connection(connection.detach())
     try:
         request = load_json(channel.recv_bytes())
-        if not is_importing and "code" in request:
+        if own is None and "code" in request:
             channel.send_bytes(_AGAIN)
             _begin_imports(listener, handles, request)
-        if not is_importing or not _is_same(request):
+        if own is None or not _is_same(request, own):
             channel.send_bytes(_REFUSED)
         elif os.fork() == 0:
             listener.close()
@@ -171,19 +192,19 @@ def _begin_imports(
     os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
 
 
-def _is_same(request: Mapping[str, Any]) -> bool:
+def _is_same(request: Mapping[str, Any], own: Mapping[str, str]) -> bool:
     """Return whether an agent would import the same in the same environment, which does not matter to a module."""
     if request["python"] != sys.executable:
         return False
-    return "code" not in request or _of_imports(request["environ"]) == _of_imports(os.environ)
+    return "code" not in request or _of_imports(request["environ"]) == _of_imports(own)
 
 
 def _of_imports(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        # PATH contains a folder of the run; fork_server.py sets the last one.
-        if not name.startswith(_OF_RUN) and name not in ("PATH", "PYTORCH_NVML_BASED_CUDA_CHECK")
+        # PATH contains a folder of the run.
+        if not name.startswith(_OF_RUN) and name != "PATH"
     }
 
 
