@@ -142,7 +142,11 @@ def peers(session: Session, account: Account, job: Path, entry_point: str) -> li
         "`cloudtrain submit --skip-check`, first",
         "`cloudtrain submit --skip-check`, unchanged code",
     )
+    # What every submit through the SDK takes at least.
+    imports = "import gc; gc.disable(); import boto3, sagemaker.pytorch"
+    alone = [sys.executable, "-W", "ignore", "-c", f"{imports}; import os; os._exit(0)"]
     return [
+        peer("import of the SDK alone, the floor", alone, 0),
         peer("estimator script", [*script, str(job.parent), entry_point], 0),
         peer(first, [*submit, "--skip-check"], 1, goal="at most 1.0"),
         peer(again, other, 0, is_new=False, goal="at most 0.5"),

@@ -25,12 +25,6 @@ write('up', is_forked, os.getpid(), server, os.getcwd(), os.environ['WORD'], psu
 """
 
 
-@pytest.fixture(autouse=True)
-def no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the guard of the tests: with folders in PYTHONPATH each run imports by itself."""
-    monkeypatch.delenv("PYTHONPATH")
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
     """Return the socket of a process that waits for the first agent."""

@@ -25,7 +25,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, NoReturn
 
-from cloudtrain_runtime.contract import INSTANCE_VARIABLE, REHEARSAL_FORKS_VARIABLE
+from cloudtrain_runtime.contract import (
+    INSTANCE_VARIABLE,
+    ML_ROOT_VARIABLE,
+    REHEARSAL_FORKS_VARIABLE,
+)
+from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.launcher.fork_server import ForkServer, import_modules, serve_apart
 
@@ -90,7 +95,9 @@ def _find_server(place: str, request: Mapping[str, Any]) -> ForkServer | None:
 
 def _has_own_path(environ: Mapping[str, str]) -> bool:
     """Return whether Python finds modules in a folder of the run, which only the run's own processes see."""
-    return bool(environ.get("PYTHONPATH"))
+    roots = (environ.get(ML_ROOT_VARIABLE, CONTAINER_TREE.root), environ[INSTANCE_VARIABLE])
+    folders = environ.get("PYTHONPATH", "").split(os.pathsep)
+    return any(folder.startswith(f"{root}/") for folder in folders for root in roots)
 
 
 def _ask(place: str, request: Mapping[str, Any]) -> Connection | None:
