@@ -191,6 +191,9 @@ def _begin_imports(
     """Replace this process by an interpreter with the environment of an agent, whose log gets what imports print."""
     os.dup2(handles[0], 1)
     os.dup2(handles[1], 2)
+    for handle in handles:
+        # Received descriptors would stay open in the new interpreter.
+        os.close(handle)
     os.chdir(request["code"])
     os.set_inheritable(listener.fileno(), True)
     module = "cloudtrain_runtime.launcher.shared_forks"
