@@ -198,7 +198,7 @@ def _run_ranks(
     report.start()
     # This takes its time while torch is imported in another process.
     report_environment(tree, host, config, cuda)
-    _compile_ahead()
+    _compile_ahead(config)
     exit_code = _wait(agent.pid)
     stop.cancel()
     if output is not None:
@@ -395,9 +395,12 @@ def _install(tree: MlTree, requirements: str, stop: _Stop) -> bool:
     return is_installed
 
 
-def _compile_ahead() -> None:
-    """Compile the modules of this package that the ranks will import, while torch is imported in another process."""
-    if sys.dont_write_bytecode:
+def _compile_ahead(config: RunConfig) -> None:
+    """Compile the modules of this package that a Task's ranks will import, while torch is imported in another process.
+
+    A script's ranks import few of them, which are compiled already, and their end would have to wait for the others.
+    """
+    if sys.dont_write_bytecode or config.task is None:
         return
     import compileall
 

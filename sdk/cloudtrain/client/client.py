@@ -316,7 +316,7 @@ class Client:
                     "--from and checkpoint.resume name two checkpoints", "use only one of them"
                 )
             from cloudtrain.runs.checkpoints import CheckpointFolder
-            from cloudtrain.runs.downloads import CHECKPOINTS
+            from cloudtrain.runs.result_parts import CHECKPOINTS
 
             backend.storage_of(previous.run).require_stored(previous.run, CHECKPOINTS)
             saved = CheckpointFolder(resumed.checkpoints, previous.run, backend.storage_environ())

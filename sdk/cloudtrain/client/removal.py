@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.container.state_file import STATE_FILE
 from cloudtrain.errors import UserError
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
-from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric

@@ -42,11 +42,12 @@ from cloudtrain.planning.package_checks import (
 )
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.resumed_fields import describe_changes
 from cloudtrain.planning.run_config import decide_run_config
-from cloudtrain.planning.storage_layout import PLAN_FILE, Locations, ResumeSource
+from cloudtrain.planning.storage_layout import Locations, ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.planning.tracking import describe_tracking, offline_folder
 from cloudtrain.planning.value_checks import warn_about_arguments

@@ -13,9 +13,6 @@ PLACEHOLDER_BUCKET = "<your bucket>"
 PLACEHOLDER_ROLE = "<your role>"
 """Values of a plan without settings. They are not legal in a request, which a submit without settings never reaches."""
 
-PLAN_FILE = "plan.json"
-"""Name of the file beside the folder of run.json that holds the plan of a run."""
-
 _STEPS = "steps"
 
 

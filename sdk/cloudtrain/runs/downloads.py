@@ -23,6 +23,7 @@ from cloudtrain.runs.file_transfer import (
     open_source,
     staging_folder,
 )
+from cloudtrain.runs.result_parts import CHECKPOINTS, MODEL, OUTPUTS, PARTS
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.support.run_id import is_run_id
 from cloudtrain.support.units import format_size
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
 
     from cloudtrain.bundle import ProgressCallback
 
-MODEL: Final = "model"
-OUTPUTS: Final = "outputs"
-CHECKPOINTS: Final = "checkpoints"
-PARTS: Final = (MODEL, OUTPUTS, CHECKPOINTS)
-"""The parts of a run's results."""
 BEST: Final = "best"
 LAST: Final = "last"
 

@@ -11,8 +11,9 @@ from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.job.spec import JobSpec, load_job_document
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.plan import PLAN_VERSION, CodeInfo
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.planning.resumed_fields import REFUSED_FIELDS
-from cloudtrain.planning.storage_layout import PLAN_FILE, ResumeSource, direct_folder_of
+from cloudtrain.planning.storage_layout import ResumeSource, direct_folder_of
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, RUN_VARIABLES
 from cloudtrain.runs.run_files import PLAN, read_fields
 from cloudtrain.settings.settings import Settings

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.errors import MissingExtraError, UserError
 from cloudtrain.runs.checkpoints import TORCH, CheckpointFolder, step_number
-from cloudtrain.runs.downloads import BEST, CHECKPOINTS, MODEL, Download, RunStorage
+from cloudtrain.runs.downloads import BEST, Download, RunStorage
 from cloudtrain.runs.evaluations import evaluated_by
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.previous_run import checkpoints_of
+from cloudtrain.runs.result_parts import CHECKPOINTS, MODEL
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,

@@ -25,7 +25,7 @@ from cloudtrain.backends.container.job import PASS_VARIABLE, JobFolder, Outcome,
 from cloudtrain.backends.container.machine import DISK_FULL
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState, write_state
-from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.run_files import PLAN, read_file
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import REPORT_VARIABLE

@@ -15,7 +15,7 @@ from typing import Any
 from cloudtrain.backends.container.filesystem import link_tree, pack_folder, store_folder
 from cloudtrain.backends.container.folder_sync import HostCheckpoints
 from cloudtrain.backends.container.machine import DISK_FULL
-from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, OUTPUTS
+from cloudtrain.runs.result_parts import CHECKPOINTS, MODEL, OUTPUTS
 from cloudtrain.runs.status import UNSTORED, State
 from cloudtrain_runtime.contract import MlTree
 from cloudtrain_runtime.contract.file_uri import path_of

@@ -11,9 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, Final
 
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.runs.progress import Progress, fold_events
@@ -21,6 +19,9 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SUMMARY_FILE: Final = "events-summary.json"
 _VERSION: Final = 2
@@ -44,8 +45,14 @@ class EventSummary:
 def read_summary(events: Path) -> EventSummary:
     """Return the summary beside the event file; an empty one if it cannot be read, so that all events are read."""
     try:
-        summary = _adapter().validate_json(read_regular(events.with_name(SUMMARY_FILE)))
-    except (OSError, ValidationError):
+        content = read_regular(events.with_name(SUMMARY_FILE))
+    except OSError:
+        return EventSummary(0, Progress())
+    from pydantic import ValidationError
+
+    try:
+        summary = _adapter().validate_json(content)
+    except ValidationError:
         return EventSummary(0, Progress())
     if summary.version != _VERSION:
         return EventSummary(0, Progress())
@@ -54,6 +61,9 @@ def read_summary(events: Path) -> EventSummary:
 
 @functools.cache
 def _adapter() -> TypeAdapter[EventSummary]:
+    # Only a run with very many events has a summary, and the import takes long.
+    from pydantic import TypeAdapter
+
     return TypeAdapter(EventSummary)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from cloudtrain.backends.container.channel_copies import add_copy, original_of
 from cloudtrain.backends.container.machine import loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters, seen_tree
-from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
 from cloudtrain_runtime.contract.file_uri import path_of
@@ -166,6 +165,9 @@ def _stage_channel(
 
 def _unpack_submit_directory(tree: MlTree, request: Mapping[str, Any], fetch: Fetch) -> None:
     """Unpack the code as AWS's training toolkit does at its start."""
+    # Cloudtrain's own entrypoint unpacks the code itself.
+    from cloudtrain.bundle.unpacking import UnpackError, unpack
+
     uri = load_json(request["HyperParameters"]["sagemaker_submit_directory"])
     in_container = uri.removeprefix("/opt/ml/")
     archive = path_of(uri)

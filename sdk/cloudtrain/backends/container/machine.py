@@ -13,10 +13,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cloudtrain.planning.placement import Machine
 from cloudtrain_runtime.contract import LISTENING_PORTS
 from cloudtrain_runtime.contract.gpu_sharing import visible_devices
+
+if TYPE_CHECKING:
+    from cloudtrain.planning.placement import Machine
 
 _TRACKERS = ("tensorboard", "mlflow", "wandb")
 _LEAST_BYTES = 1 << 20
@@ -59,6 +62,7 @@ def this_machine() -> Machine:
     from importlib import metadata
 
     from cloudtrain.backends.container.mount_namespace import is_available
+    from cloudtrain.planning.placement import Machine
 
     gpus = visible_gpus()
     torch = ""

@@ -47,18 +47,19 @@ from cloudtrain.errors import (
     UserError,
 )
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.runs.continuation import reject_other_training
-from cloudtrain.runs.downloads import CHECKPOINTS, PARTS, RunStorage
+from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.hidden_failure import LAST_BYTES
 from cloudtrain.runs.log_end import add_log_end
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.moved_home import relocate
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.progress import Progress, fold_events
+from cloudtrain.runs.result_parts import CHECKPOINTS, PARTS
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_files import CONFIG, PLAN, REQUEST, read_fields, read_file
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter

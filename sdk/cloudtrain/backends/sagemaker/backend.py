@@ -52,8 +52,8 @@ from cloudtrain.errors import (
 )
 from cloudtrain.job.job_fields import REQUEST_TAG
 from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.planning.service_job import render_payload
-from cloudtrain.planning.storage_layout import PLAN_FILE
 from cloudtrain.planning.warm_pool import WarmPool, read_pool
 from cloudtrain.runs.billing import Billing, EndpointUse
 from cloudtrain.runs.downloads import RunStorage

@@ -20,7 +20,7 @@ from cloudtrain.aws.errors import SuppressCodes, aws_errors
 from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_json, list_objects, put_object
 from cloudtrain.backends.sagemaker.job_states import map_state
 from cloudtrain.planning.plan import Plan
-from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter, submission_time
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings

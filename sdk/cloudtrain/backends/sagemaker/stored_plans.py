@@ -8,7 +8,7 @@ from typing import Any
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_objects import find_json
 from cloudtrain.errors import CloudError, UnreachableError, UserError
-from cloudtrain.planning.storage_layout import PLAN_FILE
+from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.run_files import CONFIG, PLAN, read_fields
 from cloudtrain_runtime.contract import CONFIG_CHANNEL, CONFIG_FILE, RunConfig
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json

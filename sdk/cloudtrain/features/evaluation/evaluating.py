@@ -18,7 +18,7 @@ from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.job.loader import override_texts
 from cloudtrain.planning.tracking import without_tracking
 from cloudtrain.runs.checkpoints import CheckpointFolder
-from cloudtrain.runs.downloads import CHECKPOINTS, MODEL, RunStorage
+from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.evaluations import (
     EVALUATION_SUFFIX,
     INITIAL_STEP,
@@ -28,6 +28,7 @@ from cloudtrain.runs.evaluations import (
 from cloudtrain.runs.file_transfer import open_source
 from cloudtrain.runs.history import EVENT_LINES
 from cloudtrain.runs.previous_run import PreviousRun
+from cloudtrain.runs.result_parts import CHECKPOINTS, MODEL
 from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import Settings
