@@ -125,3 +125,15 @@ def test_help_of_each_command_imports_no_pydantic() -> None:
     modules = {name.partition(".")[0] for name in done.stdout.split()}
     assert "cloudtrain" in modules
     assert modules.isdisjoint({"pydantic", "yaml", "rich", *HEAVY})
+
+
+def test_the_supervisor_of_a_run_imports_no_planner() -> None:
+    """A submit waits for the supervisor, which knows a run from its request."""
+    program = "import sys, cloudtrain.backends.container.__main__; print('\\n'.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert imported.isdisjoint({*HEAVY, "pydantic", "yaml"})
+    above = ("cloudtrain.job", "cloudtrain.planning.plan", "cloudtrain.bundle")
+    assert imported.isdisjoint(above)
