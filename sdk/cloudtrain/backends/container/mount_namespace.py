@@ -1,19 +1,18 @@
 """A private mount namespace in which `/opt/ml` is the tree of an instance, and its data a copy of the user's.
 
 `python -I -S mount_namespace.py TREE COMMAND...` executes the command in such a namespace if possible, or else without
-one, unless folders are to be mounted into the tree (`mounts`, beside it). The machine's /opt is not changed: other
-processes do not see the mounts, which end with the last process in the namespace. The file runs on its own, with the
-standard library only and no import of this package.
+one, unless folders are to be mounted into the tree (`mounts`, beside it). Without a command, its exit code says whether
+a namespace is possible. The machine's /opt is not changed: other processes do not see the mounts, which end with the
+last process in the namespace. The file runs on its own, with the standard library only and no import of this package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
-import subprocess
 import sys
-import tempfile
 
 SWITCH_VARIABLE = "CLOUDTRAIN_ML_NAMESPACE"
 """`off` runs without a namespace."""
@@ -83,12 +82,18 @@ def link_source(copy: str) -> None:
 
 
 def is_available() -> bool:
-    """Whether this user can create the namespace on this machine; it tries."""
-    if not is_enabled():
-        return False
+    """Whether this user can create the namespace on this machine; it tries, once in each process."""
+    return is_enabled() and _is_possible()
+
+
+@functools.cache
+def _is_possible() -> bool:
+    # Each instance starts with this file, which needs neither.
+    import subprocess
+    import tempfile
+
     with tempfile.TemporaryDirectory() as tree:
-        check = "import os, sys; sys.exit(not os.path.samefile('/opt/ml', sys.argv[1]))"
-        command = wrap(tree, [sys.executable, "-I", "-S", "-c", check, tree])
+        command = wrap(tree, [])
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
@@ -237,6 +242,10 @@ def _call(name: str, *arguments: object) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        with contextlib.suppress(OSError):
+            _enter(sys.argv[1])
+        sys.exit(not (os.path.isdir(_ML) and os.path.samefile(_ML, sys.argv[1])))  # noqa: PTH112, PTH121
     if _try(sys.argv[1]):
         _enter(sys.argv[1])
     elif os.path.isdir(mounts_of(sys.argv[1])):  # noqa: PTH112
