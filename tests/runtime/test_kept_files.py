@@ -12,7 +12,7 @@ import pytest
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree, parse_event
 from cloudtrain_runtime.launcher import code_outputs
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
-from cloudtrain_runtime.launcher.written_files import Budget
+from cloudtrain_runtime.launcher.unkept_files import Budget
 
 
 @pytest.fixture

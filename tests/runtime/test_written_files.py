@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from cloudtrain_runtime.contract import MlTree, parse_event
-from cloudtrain_runtime.launcher import written_files
+from cloudtrain_runtime.launcher import unkept_files
 from cloudtrain_runtime.launcher.code_outputs import CodeFolder
-from cloudtrain_runtime.launcher.written_files import (
+from cloudtrain_runtime.launcher.unkept_files import (
     Budget,
     Surroundings,
     is_left_out,
@@ -171,9 +171,9 @@ def test_opt_and_var_hold_results_too(
     (tmp_path / path.lstrip("/")).parent.mkdir(parents=True)
     (tmp_path / path.lstrip("/")).write_text("x")
     monkeypatch.setattr(
-        written_files,
+        unkept_files,
         "SYSTEM_BELOW",
-        {f"{tmp_path}{each}" for each in written_files.SYSTEM_BELOW},
+        {f"{tmp_path}{each}" for each in unkept_files.SYSTEM_BELOW},
     )
     places = [f"{tmp_path}/{path.split('/')[1]}"]
     found = new_files(places, 0.0, Surroundings("/opt/ml", []), Budget())
@@ -246,9 +246,9 @@ def test_many_records_take_one_scan_of_each_file(
         "".join(f"{entry}\0" for entry in [f"folder {tmp_path}/new", *(f"file {n}" for n in names)])
     )
     checks = list[str]()
-    plain = written_files.is_left_out
+    plain = unkept_files.is_left_out
     monkeypatch.setattr(
-        written_files, "is_left_out", lambda path, kept: checks.append(path) or plain(path, kept)
+        unkept_files, "is_left_out", lambda path, kept: checks.append(path) or plain(path, kept)
     )
     found = recorded_files(str(records), 0.0, Surroundings("/opt/ml", []), Budget())
     assert sum(map(len, found.values())) == 300

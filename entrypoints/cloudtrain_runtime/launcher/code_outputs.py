@@ -16,7 +16,7 @@ from pathlib import Path
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE, MlTree
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.machine_paths import machine_path
-from cloudtrain_runtime.launcher.written_files import (
+from cloudtrain_runtime.launcher.unkept_files import (
     Budget,
     Surroundings,
     list_folder,

@@ -1,34 +1,50 @@
 """The notice that a library's trainer begins at step 0 although its folder has a checkpoint.
 
 The trainers of Transformers, TRL and Lightning continue only if the call that trains names a checkpoint. Standard
-library only: nothing happens before a script imports one of these libraries.
+library only, and as few modules of it as possible: each Python process of a command imports this module, and nothing
+happens before a script imports one of these libraries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, NamedTuple
 
 from cloudtrain_runtime.process.after_import import call_after_import
 
+TYPE_CHECKING = False  # not from typing, whose import takes longer than this module's own
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
 
-class _Library(NamedTuple):
-    """How a library's trainer is called, and where its checkpoints are."""
 
-    module: str
-    # what trains
-    method: str
-    # names the checkpoint
-    argument: str
-    # where a trainer saves
-    folders: Callable[[Any], Iterable[str | None]]
-    # of a checkpoint there
-    pattern: str
+class _Library:
+    """How a library's trainer is called, and where its checkpoints are.
+
+    Attributes:
+        module: Module of the trainer.
+        method: What trains.
+        argument: Names the checkpoint.
+        folders: Returns where a trainer saves.
+        pattern: Of a checkpoint there.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: str,
+        method: str,
+        argument: str,
+        folders: Callable[[Any], Iterable[str | None]],
+        pattern: str,
+    ) -> None:
+        self.module = module
+        self.method = method
+        self.argument = argument
+        self.folders = folders
+        self.pattern = pattern
 
 
 def _transformers_folders(trainer: Any) -> list[str | None]:
@@ -67,6 +83,8 @@ def report_fresh_start() -> None:
 
 
 def _watch(module: Any, *, library: _Library) -> None:
+    import inspect
+
     plain: Callable[..., Any] = getattr(module.Trainer, library.method)
     signature = inspect.signature(plain)
     has_begun = False
@@ -100,6 +118,8 @@ def _report(trainer: Any, given: Any, library: _Library) -> None:
 
 def _newest_checkpoint(folders: Iterable[str | None], pattern: str) -> Path | None:
     """Return the newest checkpoint in a trainer's folders: a file, or the folder of a file that marks it."""
+    from pathlib import Path
+
     found = [path for folder in folders if folder for path in Path(folder).glob(pattern)]
     if not found:
         return None

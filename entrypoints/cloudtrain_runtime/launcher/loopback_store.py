@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import sys
-from typing import Any
 
 from cloudtrain_runtime.process.after_import import call_after_import
+
+TYPE_CHECKING = False  # not from typing: each Python process of the ranks imports this module
+if TYPE_CHECKING:
+    from typing import Any
 
 _MODULE = "torch.distributed.rendezvous"
 """The module that opens the store for `init_process_group`."""
@@ -56,6 +58,8 @@ def _listen(host: str, port: int) -> dict[str, int]:
     """
     if not (host == "localhost" or host.startswith("127.")):
         return {}
+    import socket
+
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

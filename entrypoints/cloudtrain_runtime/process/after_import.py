@@ -1,18 +1,24 @@
-"""Calls of functions after the import of a module, and changes of functions. Standard library only."""
+"""Calls of functions after the import of a module, and changes of functions.
+
+Standard library only, and as few modules of it as possible: each Python process of the ranks imports this module.
+"""
 
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import inspect
 import sys
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False  # not from typing, whose import takes longer than this module's own
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
+    """A meta path finder. It does not derive from `importlib.abc`, whose import takes longer than all of this."""
+
     def __init__(self) -> None:
         self.calls: dict[str, list[Callable[[Any], None]]] = {}
 
@@ -67,6 +73,8 @@ def change_arguments(owner: Any, name: str, **changes: Callable[[Any], Any]) -> 
         changes: Function of each argument's value, by name; None for one that is not given. Names that the function
             does not have are ignored.
     """
+    import inspect
+
     plain = getattr(owner, name)
     signature = inspect.signature(plain)
 
