@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from support.jobs import until
 
 import cloudtrain
+from cloudtrain.backends.container import process_tree
 from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.sandbox.process import LOG_FILE, start_sandbox
 from cloudtrain.client.home import find_home
@@ -137,3 +140,16 @@ def test_every_failed_start_has_one_form(
     log = Path(caught.value.hint.removeprefix("see "))
     assert log.is_file()
     assert find_home() in log.parents or log.parent == tmp_path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits by descriptors of processes")
+def test_the_end_of_a_process_ends_the_wait_for_it() -> None:
+    slow = subprocess.Popen(["sleep", "20"])
+    fast = subprocess.Popen(["true"])
+    try:
+        process_tree.wait_for_end([slow, fast], 60.0)
+        assert fast.wait() == 0
+        assert slow.poll() is None
+    finally:
+        slow.kill()
+        slow.wait()

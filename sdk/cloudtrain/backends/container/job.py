@@ -398,7 +398,7 @@ class _Job:
                 on_transition(State.STOPPING, reason)
                 self._stop()
                 return self.end(State.STOPPED, reason)
-            time.sleep(_POLL_SECONDS)
+            self._pause()
 
     def _poll(self) -> None:
         self.events.read()
@@ -418,7 +418,12 @@ class _Job:
         deadline = time.monotonic() + seconds
         while len(self.exit_codes) < len(self.hosts) and time.monotonic() < deadline:
             self._poll()
-            time.sleep(_POLL_SECONDS)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Wait for a moment, or until the first process of a host has ended."""
+        running = [each for host, each in self.started.items() if host not in self.exit_codes]
+        process_tree.wait_for_end(running, _POLL_SECONDS)
 
     def _stop(self) -> None:
         """Send SIGTERM to each host's first process, as SageMaker does, and wait for the grace time."""

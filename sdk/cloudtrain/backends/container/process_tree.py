@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +37,27 @@ def end_with_parent() -> None:
     """Send SIGTERM to this process when its parent ends, so that no host outlives its supervisor (Linux only)."""
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+def wait_for_end(children: Iterable[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Wait until one of these children has ended, for so many seconds at most.
+
+    Where the system gives no descriptors of processes, such as before Linux 5.3, it always waits so long.
+    """
+    if sys.platform != "linux":
+        time.sleep(seconds)
+        return
+    with contextlib.ExitStack() as stack:
+        poller = select.poll()
+        for child in children:
+            try:
+                descriptor = os.pidfd_open(child.pid)
+            except OSError:
+                time.sleep(seconds)
+                return
+            stack.callback(os.close, descriptor)
+            poller.register(descriptor, select.POLLIN)
+        poller.poll(seconds * 1000)
 
 
 def descendants() -> list[psutil.Process]:
