@@ -5,7 +5,7 @@
 The first part runs trials of examples/digits, two at a time, and kills the controller twice; the job of the best trial
 is then run again. The second part searches the learning rate of examples/gpt-stdlib at random and with ASHA: both
 propose the same values. The third part starts trials of an empty script: cloudtrain starts each as a run with an
-instance, a log and a record, the others as one process.
+instance, a log and a record, the others as one process. Its floor is the processes alone, without a search.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from measure import BIN, REPOSITORY, Benchmark, Session, clean_environ, markdown
 
 NOISE = 0.05
 """Nats per byte by which two runs of equal settings differ on different numbers of threads, at most."""
+MOST_SECONDS = 1.0
+"""Seconds per trial of an empty script, two at a time, at most."""
 BENCHMARK = Benchmark(
     __file__,
     __doc__,
     peers="random search for ASHA; plain Optuna and Ray Tune for the overhead per trial",
-    goal=f"exactly as many trials as asked for; ASHA within {NOISE} nats of random search with half of its steps",
+    goal=f"exactly as many trials as asked for; ASHA within {NOISE} nats of random search with half of its steps; "
+    f"{MOST_SECONDS} s per trial of an empty script",
     mechanism="the controller was killed twice, and each trial had one run; ASHA trained fewer steps",
     rounds=0,
     options={
@@ -87,6 +90,14 @@ def objective(trial):
 study = optuna.create_study(storage="sqlite:///plain.db", sampler=optuna.samplers.RandomSampler(seed=0))
 study.optimize(objective, n_trials=TRIALS, n_jobs=2)
 assert len(study.trials) == TRIALS
+"""
+FLOOR = """
+import subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
+def run(x):
+    subprocess.run([sys.executable, "empty.py", str(x)], capture_output=True, check=True)
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(run, range(TRIALS)))
 """
 RAY_TUNE = """
 import subprocess, sys
@@ -242,13 +253,18 @@ def measure_overhead(session: Session, sweeps: Sweeps) -> list[str]:
     trials = session.options.trials
     (sweeps.folder / "empty.py").write_text(SCRIPT)
     file = sweeps.write("empty.yaml", EMPTY, TRIALS=trials)
-    programs = {"plain Optuna, one process per trial": (sys.executable, PLAIN_OPTUNA)}
+    programs = {
+        "plain Optuna, one process per trial": (sys.executable, PLAIN_OPTUNA),
+        "the processes alone": (sys.executable, FLOOR),
+    }
     if session.options.ray:
         programs["Ray Tune, one process per trial in an actor"] = (session.options.ray, RAY_TUNE)
     began = time.perf_counter()
     found = sweeps.command("sweep", file, "--local", "--follow")
     rows = [("cloudtrain sweep, one run per trial", time.perf_counter() - began)]
     session.require(len(found["trials"]) == trials, f"{len(found['trials'])} trials")
+    if rows[0][1] > MOST_SECONDS * trials:
+        session.faults.append(f"{rows[0][1] / trials:.2f} s per trial of an empty script")
     for name, (python, program) in programs.items():
         text = program.replace("TRIALS", str(trials)).replace("FOLDER", repr(str(sweeps.folder)))
         environ = {
