@@ -82,3 +82,18 @@ def test_an_active_trial_is_not_proposed_again(store: Callable[..., StoredSweep]
         study.save(dataclasses.replace(second, state=TrialState.FAILED))
         assert {first.values["code.args.rate"], second.values["code.args.rate"]} == {0.1, 0.2}
         assert study.propose() is None
+
+
+@pytest.mark.parametrize("strategy", ["random", "bayesian", "grid"])
+def test_a_proposal_is_one_transaction(store: Callable[..., StoredSweep], strategy: str) -> None:
+    """Each transaction waits for the disk, and meanwhile the controller starts nothing."""
+    stored = store(strategy)
+    with contextlib.closing(Study(stored)) as study:
+        before = transactions_of(stored.database)
+        assert study.propose() is not None
+        assert transactions_of(stored.database) == before + 1
+
+
+def transactions_of(database: Path) -> int:
+    """Return how many transactions have changed a file of SQLite, by its header (sqlite.org/fileformat.html, 1.3.7)."""
+    return int.from_bytes(database.read_bytes()[24:28], "big")

@@ -21,6 +21,7 @@ from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.support.installation import install_command
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
     from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.storages import RDBStorage
@@ -119,7 +120,7 @@ class Study:
             values = self._new_values(number, known)
             if values is None:
                 return None
-            self._study.enqueue_trial(self._as_stored(values))
+            return self._begin(number, values)
         if abandoned is not None and abandoned.state is optuna.trial.TrialState.RUNNING:
             trial = optuna.trial.Trial(self._study, self._trial_id(number))
         else:
@@ -224,12 +225,31 @@ class Study:
             trial = study.ask()
             yield self._space.fill(functools.partial(_suggest, trial))
 
-    def _as_stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values as Optuna stores them."""
-        is_choice = {each.path: isinstance(each.domain, Choice) for each in self._space.dimensions}
-        return {
-            path: label_of(value) if is_choice[path] else value for path, value in values.items()
-        }
+    def _begin(self, number: int, values: Mapping[str, Any]) -> Trial:
+        """Store a trial with values that has begun, in one transaction; return it.
+
+        A trial that is enqueued and then asked for takes one more for each value, and two others.
+        """
+        self._study.add_trial(self._as_running(values))
+        return Trial(number, self._space.fill(lambda each: _as_spelled(values[each.path], each)))
+
+    def _as_running(self, values: Mapping[str, Any]) -> FrozenTrial:
+        """Return a trial with values that has begun, as Optuna stores it."""
+        import optuna
+
+        stored = {}
+        distributions = {}
+        for each in self._space.dimensions:
+            # A field that depends on the value of another one may have none.
+            if each.path not in values:
+                continue
+            value = values[each.path]
+            is_choice = isinstance(each.domain, Choice)
+            stored[each.path] = label_of(value) if is_choice else value
+            distributions[each.path] = _distribution_of(each)
+        return optuna.trial.create_trial(
+            state=optuna.trial.TrialState.RUNNING, params=stored, distributions=distributions
+        )
 
 
 def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
@@ -238,6 +258,31 @@ def grid_of(space: Space, spec: SweepSpec) -> tuple[dict[str, Any], ...]:
     if spec.trials is not None and spec.trials < len(grid):
         random.Random(spec.seed).shuffle(grid)  # noqa: S311 (no secret depends on it)
     return tuple(grid[: spec.trials])
+
+
+def _as_spelled(value: Any, dimension: Dimension) -> Any:
+    """Return the value of a field in the form in which Optuna would return it: 1.0 for 1 of a range of any numbers."""
+    domain = dimension.domain
+    if isinstance(domain, Choice) or domain.is_integer:
+        return value
+    return float(value)
+
+
+def _distribution_of(dimension: Dimension) -> BaseDistribution:
+    """Return the values of a field, as Optuna describes them."""
+    import optuna
+
+    domain = dimension.domain
+    if isinstance(domain, Choice):
+        return optuna.distributions.CategoricalDistribution(domain.labels)
+    if domain.is_integer:
+        low = int(domain.low)
+        high = int(domain.high)
+        step = int(domain.step or 1)
+        return optuna.distributions.IntDistribution(low, high, log=domain.is_log, step=step)
+    return optuna.distributions.FloatDistribution(
+        domain.low, domain.high, log=domain.is_log, step=domain.step
+    )
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Any:
