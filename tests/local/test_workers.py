@@ -89,31 +89,23 @@ def test_nothing_outlives_the_agent_or_the_launcher(
     assert processes_of(run) == []
 
 
-@pytest.mark.parametrize("wish", ["", "1"])
-def test_launcher_compiles_the_runtime_during_torch_import(
-    cli: Cli, job: Callable[..., Path], wish: str
+@pytest.mark.parametrize(
+    ("kind", "wish", "compiled"),
+    [("task", "", ["server"]), ("task", "1", []), ("script", "", [])],
+)
+def test_launcher_compiles_the_runtime_for_a_task(
+    cli: Cli, job: Callable[..., Path], kind: str, wish: str, compiled: list[str]
 ) -> None:
-    path = write(job, "import torch\n", ranks=1)
-    done = cli(
-        "submit",
-        path,
-        "--local",
-        "--follow",
-        "--json",
-        "--set",
-        f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'",
-    )
-    assert done.code == 0, done.err
-    runtime = (
-        Path(done.json["artifacts"]["folder"])
-        / "hosts"
-        / "algo-1"
-        / "opt"
-        / "ml"
-        / "code"
-        / "cloudtrain_runtime"
-    )
-    # The script imports nothing of the runtime, so only the launcher can have compiled it.
-    assert [each.name.partition(".")[0] for each in runtime.rglob("trainer.*.pyc")] == (
-        [] if wish else ["trainer"]
-    )
+    """A script imports little of the runtime, and its end does not wait for a compiler."""
+    path = write(job, "", ranks=1)
+    if kind == "task":
+        ended = TASK.replace("time.sleep(600)", "sys.exit(3)")
+        path = job(TASK_JOB.replace("instance: 2", "instance: 1"), probe_py=ended)
+    # The variable that stops Python's own compiler.
+    setting = f"code.env.PYTHONDONTWRITEBYTECODE='{wish}'"
+    done = cli("submit", path, "--local", "--follow", "--json", "--set", setting)
+    folder = Path(done.json["artifacts"]["folder"])
+    runtime = folder / "hosts" / "algo-1" / "opt" / "ml" / "code" / "cloudtrain_runtime"
+    # No rank imports the server of models, so only the launcher can have compiled it.
+    found = [each.name.partition(".")[0] for each in runtime.rglob("serving/**/server.*.pyc")]
+    assert found == compiled
