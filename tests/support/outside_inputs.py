@@ -302,7 +302,6 @@ SOURCES = (
 OWN = {
     f"{_R}/contract/strict_json.py": "the reader itself",
     f"{_R}/launcher/fork_server.py": "requests of the parent process, answers of a child process, through a pipe",
-    f"{_R}/launcher/leading_imports.py": "the job's own code, which its ranks execute",
     f"{_R}/launcher/rank_processes.py": "what a rank has written; only its message is used, as any JSON (agent.py)",
     f"{_R}/launcher/shared_forks.py": "requests of agents of the same rehearsal, at a socket in a private folder",
     f"{_S}/backends/container/model_server.py": "a line of a child process",

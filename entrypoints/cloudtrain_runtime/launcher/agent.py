@@ -59,12 +59,11 @@ def main(argv: list[str]) -> int:
     oom_kills = count_oom_kills()
     # Imports produce no garbage, and the collector takes a third of their time.
     gc.disable()
-    module = _module_to_fork()
+    is_task = _forks_ranks()
     options = HostOptions.of(argv)
     server = None
-    if module:
-        server = find_shared_server(os.environ, module)
-        server = server or start_server(module, needs_torch=options is None)
+    if is_task:
+        server = find_shared_server(os.environ) or start_server(needs_torch=options is None)
     _record_collectives()
     if options is None:
         return _run_with_torch(argv, server, oom_kills)
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> int:
         return 128 + int(stop)
     if not failed:
         return 0
-    _report(failed, argv, describe_oom_kills(oom_kills), is_task=bool(module))
+    _report(failed, argv, describe_oom_kills(oom_kills), is_task=is_task)
     return REPORTED_EXIT_CODE
 
 
@@ -147,15 +146,13 @@ def _limit_threads(argv: list[str]) -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _module_to_fork() -> str:
-    """Return the module of a Task, whose workers are forks of one process; empty where each has a new interpreter."""
+def _forks_ranks() -> bool:
+    """Return whether workers are forks of one process: those of a Task, unless the environment says otherwise."""
     wish = os.environ.get(START_VARIABLE, "")
     if wish not in ("", "fresh"):
         log_line(f'{START_VARIABLE} is {wish!r}; its one value is "fresh"')
     config = read_run_config(os.environ)
-    if config is None or config.task is None or wish:
-        return ""
-    return config.task.partition(":")[0]
+    return config is not None and config.task is not None and not wish
 
 
 def _run_torchrun(arguments: Namespace) -> ChildFailedError | None:

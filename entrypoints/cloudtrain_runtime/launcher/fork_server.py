@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
-from cloudtrain_runtime.launcher.leading_imports import import_leading
 from cloudtrain_runtime.process import fast_exit
 
 _MODULES: Final = (
@@ -166,13 +165,12 @@ class ForkServer:
         self._running.clear()
 
 
-def start_server(module: str, *, needs_torch: bool) -> ForkServer:
+def start_server(*, needs_torch: bool) -> ForkServer:
     """Fork the server, which imports torch and what training needs while this process continues.
 
     Call it before this process has threads and with the collector off, and set what torch reads at import before.
 
     Args:
-        module: The module of the Task.
         needs_torch: Whether this process needs torch, too, and therefore imports it before the fork.
     """
     # First, so that it runs after the exit handlers of all other modules.
@@ -185,15 +183,15 @@ def start_server(module: str, *, needs_torch: bool) -> ForkServer:
     sys.stderr.flush()
     if os.fork() == 0:
         ours.close()
-        _run_server(theirs, module)
+        _run_server(theirs)
     theirs.close()
     return ForkServer(ours)
 
 
-def _run_server(agent: Connection, module: str) -> NoReturn:
+def _run_server(agent: Connection) -> NoReturn:
     exit_code = 1
     try:
-        import_modules(module)
+        import_modules()
         # Either error means that the agent has ended.
         with contextlib.suppress(EOFError, ConnectionError):
             _serve(agent, set())
@@ -205,7 +203,7 @@ def _run_server(agent: Connection, module: str) -> NoReturn:
         os._exit(exit_code)
 
 
-def import_modules(task_module: str) -> None:
+def import_modules() -> None:
     """Import torch and what the training of a Task needs, so that forks of this process have it."""
     # A signal to all processes of a host is a notice for the ranks, which save and then end. They
     # are children of this process, and would look dead if it ended before them.
@@ -218,7 +216,6 @@ def import_modules(task_module: str) -> None:
         # Another version of torch may not have the module.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    import_leading(task_module)
     # No worker's collector traverses these objects, which would also copy their memory.
     gc.freeze()
 

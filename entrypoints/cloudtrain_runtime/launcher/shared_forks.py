@@ -50,18 +50,17 @@ _OF_RUN: Final = ("CLOUDTRAIN_", "SM_", "TRAINING_JOB_")
 """Beginnings of variables that differ between the runs of a rehearsal, and that no library reads when it is imported."""
 
 
-def find_shared_server(environ: Mapping[str, str], module: str) -> ForkServer | None:
+def find_shared_server(environ: Mapping[str, str]) -> ForkServer | None:
     """Return a server that a rehearsal's process has forked for this agent; None outside of a rehearsal, or without it.
 
     Args:
         environ: The environment of this agent.
-        module: The module of the Task.
     """
     place = environ.get(REHEARSAL_FORKS_VARIABLE)
     if not place or _has_own_path(environ):
         return None
     code = f"{environ[INSTANCE_VARIABLE]}/code"
-    return _find_server(place, {"environ": dict(environ), "code": code, "module": module})
+    return _find_server(place, {"environ": dict(environ), "code": code})
 
 
 def run_module(place: str, module: str, arguments: Sequence[str]) -> None:
@@ -132,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
         listener = socket.socket(fileno=int(arguments[1]))
         # As the agents have it: imports add variables.
         own = dict(os.environ)
-        import_modules(arguments[2])
+        import_modules()
         _leave_output()
         # The kernel removes forks that have ended.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -197,8 +196,7 @@ def _begin_imports(
     os.chdir(request["code"])
     os.set_inheritable(listener.fileno(), True)
     module = "cloudtrain_runtime.launcher.shared_forks"
-    options = [_IMPORTING, str(listener.fileno()), request["module"]]
-    command = [request["python"], "-m", module, *options]
+    command = [request["python"], "-m", module, _IMPORTING, str(listener.fileno())]
     os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
 
 
