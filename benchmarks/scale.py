@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from measure import BIN, Benchmark, Figures, Peer, Session, alternate, clean_environ, markdown_table
 
@@ -207,6 +207,7 @@ def write_checkpoint(folder: str, ranks: int) -> None:
     """Write a checkpoint of 100 tensors that are divided between the ranks."""
     import torch
     from torch.distributed.checkpoint import filesystem, metadata
+    from torch.distributed.checkpoint.storage import WriteResult
 
     from cloudtrain_runtime.contract.manifest import (
         MANIFEST_FILE,
@@ -218,7 +219,8 @@ def write_checkpoint(folder: str, ranks: int) -> None:
     saved = Path(folder) / "checkpoints" / checkpoint_folder_name(1)
     saved.mkdir(parents=True)
     files: dict[str, bytes] = {}
-    entries, places = {}, {}
+    entries: dict[str, Any] = {}
+    written = []
     rows = SHARD_BYTES // 4
     for tensor in range(100):
         name = f"model.layers.{tensor}.weight"
@@ -229,9 +231,11 @@ def write_checkpoint(folder: str, ranks: int) -> None:
         )
         for rank, offset in enumerate(offsets):
             index = metadata.MetadataIndex(name, offset, rank)
-            places[index] = filesystem._StorageInfo(f"__{rank}_0.distcp", 0, SHARD_BYTES)  # noqa: SLF001
+            place = filesystem._StorageInfo(f"__{rank}_0.distcp", 0, SHARD_BYTES)  # noqa: SLF001
+            written.append(WriteResult(index, SHARD_BYTES, place))
     files |= {f"__{rank}_0.distcp": bytes(SHARD_BYTES) for rank in range(ranks)}
-    files[".metadata"] = pickle.dumps(metadata.Metadata(entries, storage_data=places))
+    filesystem.FileSystemWriter(saved).finish(metadata.Metadata(entries), [written])
+    files[".metadata"] = (saved / ".metadata").read_bytes()
     files["writer.json"] = json.dumps({"run": RUN, "attempt": "0" * 8, "step": 1}).encode()
     for file, content in files.items():
         (saved / file).write_bytes(content)
