@@ -180,9 +180,9 @@ class _BlockedStorage(FolderStorage):
         super().__init__(root)
         self.unblocked = threading.Event()
 
-    def create(self, folder: str, file: str, bytes_: int = 0) -> Any:
+    def create(self, folder: str, file: str) -> Any:
         assert self.unblocked.wait(60)
-        return super().create(folder, file, bytes_)
+        return super().create(folder, file)
 
 
 def test_saves_that_a_slow_save_delays_are_missed(
