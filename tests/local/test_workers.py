@@ -1,5 +1,9 @@
 """Workers of local runs, and the processes that start them."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +49,51 @@ def test_classes_of_the_script_reach_its_data_loaders(cli: Cli, job: Callable[..
     assert done.code == 0, done.err
     for method in ("fork", "spawn", "forkserver"):
         assert f"LOADED {method} [[0, 1, 4], [9, 16, 25]]" in done.err
+
+
+VARIABLES = """
+import json, os
+print("VARIABLES", os.environ["RANK"], json.dumps(dict(os.environ)), flush=True)
+"""
+OF_ONE_START = {
+    *("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"),
+    # torchrun's agent holds the store of its ranks, where it has one.
+    "TORCHELASTIC_USE_AGENT_STORE",
+}
+FOR_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE"}
+"""What torchrun tells itself, and its ranks inherit."""
+
+
+def read_variables(text: str) -> dict[int, dict[str, str]]:
+    lines = [line.partition("VARIABLES ")[2] for line in text.splitlines() if "VARIABLES " in line]
+    split = (line.partition(" ") for line in lines)
+    return {int(rank): json.loads(variables) for rank, _, variables in split}
+
+
+def test_ranks_of_one_host_have_torchruns_variables(cli: Cli, job: Callable[..., Path]) -> None:
+    path = write(job, VARIABLES, ranks=2)
+    done = cli("submit", path, "--local", "--follow", "--json")
+    assert done.code == 0, done.err
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    torchrun += ["--local-addr=127.0.0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    plain = subprocess.run(
+        [*torchrun, str(path.parent / "sub" / "probe.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environ,
+    )
+    own, other = read_variables(done.err), read_variables(plain.stdout)
+    assert sorted(own) == sorted(other) == [0, 1]
+    for rank in own:
+        names = set(other[rank]) - set(environ) - FOR_TORCHRUN
+        assert len(names) > 10
+        assert {name: own[rank].get(name) for name in names - OF_ONE_START} == {
+            name: other[rank][name] for name in names - OF_ONE_START
+        }
+        assert set(own[rank]) >= names & OF_ONE_START
+    assert own[0]["MASTER_PORT"] == own[1]["MASTER_PORT"]
 
 
 TASK = """
