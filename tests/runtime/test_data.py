@@ -1,6 +1,7 @@
 """Which samples each rank reads: each sample once per epoch, at any interruption and any number of ranks."""
 
 import itertools
+import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import tries
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime import GlobalOrderSampler as PublicSampler
@@ -20,7 +20,6 @@ from cloudtrain_runtime.data import DataState, GlobalOrderSampler, Position
 from cloudtrain_runtime.data.loader import make_loader
 from cloudtrain_runtime.data.position import resolve_global_batch
 from cloudtrain_runtime.data.samplers import EvaluationShards
-from cloudtrain_runtime.data.shared_batch import SharedBatch, share
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process.run_context import read_context
 from cloudtrain_runtime.process.seeds import IsolatedRandomState, seed_everything, seed_worker
@@ -421,61 +420,11 @@ def test_isolated_numbers_are_those_of_the_libraries(seed: int) -> None:
     assert drawn == (own, random.Random(seed).random(), known.rand(1000).tolist())  # noqa: S311
 
 
-class Labelled(Indices):
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, str]:  # type: ignore[override]
-        return torch.full((3, 5), index, dtype=torch.bfloat16), index, str(index)
-
-
-def as_dict(samples: Any) -> dict[str, Any]:
-    images, labels, *others = default_collate(samples)
-    return {"images": images.double(), "rest": (labels == 3, [*others, None])}
-
-
-def content(batch: Any) -> Any:
-    """Return a batch with lists of numbers for its tensors."""
-    return tree_map_only(torch.Tensor, lambda each: (each.dtype, each.tolist()), batch)
-
-
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
-@pytest.mark.parametrize("collate", [default_collate, as_dict, list])
-@pytest.mark.parametrize("data", [Labelled(23), TensorDataset(torch.rand(23, 5), torch.arange(23))])
-def test_batches_for_a_gpu_are_those_for_a_cpu(data: Any, collate: Any) -> None:
-    def batches(device: str) -> list[Any]:
-        sampler = GlobalOrderSampler(23, batch_size=5, rank=0, world_size=1)
-        context = replace(read_context({}), device=torch.device(device))
-        loader = make_loader(data, sampler, collate, context, workers=2)
-        found = list(loader)
-        loader.close()
-        return found
-
-    assert list(map(content, batches("cuda"))) == list(map(content, batches("cpu")))
-
-
-@given(
-    st.recursive(
-        st.one_of(
-            st.sampled_from([torch.rand(3, 4), torch.tensor(True), torch.arange(5).to(torch.int8)]),
-            st.sampled_from(
-                [torch.empty(0), torch.rand(3, 4).t(), torch.rand(2).to_sparse(), 3, "a", None]
-            ),
-            st.builds(
-                torch.ones, st.integers(1, 9), dtype=st.sampled_from([torch.complex64, torch.half])
-            ),
-        ),
-        lambda parts: st.one_of(
-            st.lists(parts, max_size=4),
-            st.dictionaries(st.sampled_from("abc"), parts),
-            st.tuples(parts, parts),
-        ),
-        max_leaves=8,
-    )
-)
-def test_a_shared_batch_is_unpacked_as_it_was(batch: Any) -> None:
-    shared = share(batch)
-    if not isinstance(shared, SharedBatch):
-        assert shared is batch
-        return
-    unpacked = shared.unpack()
-    assert repr(unpacked) == repr(batch)
-    leaves = [leaf for leaf in tree_leaves(unpacked) if isinstance(leaf, torch.Tensor)]
-    assert len({leaf.untyped_storage().data_ptr() for leaf in leaves}) == len(leaves)
+def test_numpys_generator_can_be_copied_and_spawned_inside() -> None:
+    with IsolatedRandomState(3):
+        bits = np.random.get_bit_generator()
+        copied = pickle.loads(pickle.dumps(bits))  # noqa: S301 (of this process)
+        assert np.array_equal(copied.random_raw(700), np.random.MT19937(3).random_raw(700))
+        spawned = [each.generate_state(8).tolist() for each in bits.seed_seq.spawn(2)]
+    known = np.random.SeedSequence(3).spawn(2)
+    assert spawned == [each.generate_state(8).tolist() for each in known]

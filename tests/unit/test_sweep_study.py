@@ -94,6 +94,29 @@ def test_a_proposal_is_one_transaction(store: Callable[..., StoredSweep], strate
         assert transactions_of(stored.database) == before + 1
 
 
+@pytest.mark.parametrize("strategy", ["random", "grid"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"uniform": [1e-6, 2e-5], "step": 1.2345678e-6},
+        {"uniform": [0, 1], "step": 1 / 3},
+        {"uniform": [1e-7, 1e-5], "step": 1e-6 / 3},
+    ],
+    ids=str,
+)
+def test_a_step_of_many_digits_is_proposed(
+    store: Callable[..., StoredSweep], strategy: str, values: dict[str, Any]
+) -> None:
+    """The rounded value is no exact multiple of the step."""
+    stored = store(strategy, {"code.args.rate": values})
+    with contextlib.closing(Study(stored)) as study:
+        rates = []
+        while len(rates) < 4 and (trial := study.propose()) is not None:
+            rates.append(trial.values["code.args.rate"])
+            study.save(dataclasses.replace(trial, state=TrialState.FAILED))
+    assert len(set(rates)) == len(rates) == 4
+
+
 def transactions_of(database: Path) -> int:
     """Return how many transactions have changed a file of SQLite, by its header (sqlite.org/fileformat.html, 1.3.7)."""
     return int.from_bytes(database.read_bytes()[24:28], "big")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from cloudtrain_runtime.data.samplers import GlobalOrderSampler
-from cloudtrain_runtime.data.shared_batch import SharedBatch, share, share_collated
 from cloudtrain_runtime.process.event_log import log_line
 from cloudtrain_runtime.process.loader_workers import OutliveStopSignal
 from cloudtrain_runtime.process.run_context import Context
@@ -96,9 +95,7 @@ class Loader:
 
     def next_batch(self) -> Any:
         """Return the next batch of the present iteration; raise StopIteration after the last one."""
-        batch = next(self._iterator)
-        # Without an accelerator, nothing has pinned it.
-        return batch.unpack() if isinstance(batch, SharedBatch) else batch
+        return next(self._iterator)
 
     def close(self) -> None:
         """End the workers."""
@@ -147,20 +144,15 @@ def make_loader(
     gather = _gatherer(dataset) if collate is default_collate else None
     if gather is not None:
         gathered = _GatheredDataset(gather)
-        deliver = share if _is_pinned_from_workers(options) else _unchanged
-        return Loader(gathered, batch_sampler=sampler, collate_fn=deliver, **options)
+        return Loader(gathered, batch_sampler=sampler, collate_fn=_unchanged, **options)
     if not workers:
         return Loader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
     return Loader(
         _SeededDataset(dataset, context.seed),
         batch_sampler=cast("Sampler[list[Any]]", _EpochTaggedSampler(sampler)),
-        collate_fn=share_collated(collate) if _is_pinned_from_workers(options) else collate,
+        collate_fn=collate,
         **options,
     )
-
-
-def _is_pinned_from_workers(options: Mapping[str, Any]) -> bool:
-    return bool(options["num_workers"] and options["pin_memory"])
 
 
 def loader_options(context: Context, workers: int) -> dict[str, Any]:

@@ -110,17 +110,16 @@ def _bit_generator(seed: int) -> Any:
     """Return `numpy.random.MT19937(seed)`, in a quarter of the time."""
     import numpy as np
 
-    return np.random.MT19937(_seed_sequence_type()(np.random.SeedSequence(seed).pool))
+    return np.random.MT19937(_seed_sequence_type()(seed))
 
 
 @functools.cache
 def _seed_sequence_type() -> Any:
-    """Return a type that spreads a pool of entropy over words as NumPy's SeedSequence does, which does it one by one.
+    """Return a SeedSequence that draws the words of an MT19937 at once. NumPy's does it one by one.
 
     Source: O'Neill's seed_seq_fe, as in NumPy's documentation of SeedSequence, which never changes its numbers.
     """
     import numpy as np
-    from numpy.random.bit_generator import ISeedSequence
 
     factors = np.full(_MT_WORDS + 1, _SPREAD, dtype=np.uint32)
     factors[0] = _SPREAD_START
@@ -128,18 +127,21 @@ def _seed_sequence_type() -> Any:
     before = hashes[:-1].reshape(-1, _POOL_WORDS)
     after = hashes[1:].reshape(-1, _POOL_WORDS)
 
-    class SpreadPool(ISeedSequence):
-        def __init__(self, pool: Any) -> None:
-            self.pool = pool
-
-        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:  # noqa: ARG002 (of the interface)
+    class QuickSeedSequence(np.random.SeedSequence):
+        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+            if n_words != _MT_WORDS or dtype is not np.uint32:
+                return super().generate_state(n_words, dtype)
             words = self.pool ^ before
             words *= after
             words ^= words >> 16
             # MT19937 reads the words one by one.
             return words.ravel().tolist()
 
-    return SpreadPool
+        def __reduce__(self) -> Any:
+            # A class of a function cannot be pickled.
+            return np.random.SeedSequence, (self.entropy,)
+
+    return QuickSeedSequence
 
 
 def random_number(*parts: int) -> int:

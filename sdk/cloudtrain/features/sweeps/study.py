@@ -246,7 +246,7 @@ class Study:
             value = values[each.path]
             is_choice = isinstance(each.domain, Choice)
             stored[each.path] = label_of(value) if is_choice else value
-            distributions[each.path] = _distribution_of(each)
+            distributions[each.path] = _distribution_with(value, each)
         return optuna.trial.create_trial(
             state=optuna.trial.TrialState.RUNNING, params=stored, distributions=distributions
         )
@@ -268,8 +268,11 @@ def _as_spelled(value: Any, dimension: Dimension) -> Any:
     return float(value)
 
 
-def _distribution_of(dimension: Dimension) -> BaseDistribution:
-    """Return the values of a field, as Optuna describes them."""
+def _distribution_with(value: Any, dimension: Dimension) -> BaseDistribution:
+    """Return the values of a field, as Optuna describes them, so that they contain a value of the sweep.
+
+    The sweep rounds numbers to 12 digits. They are then no exact multiples of a step, which Optuna requires.
+    """
     import optuna
 
     domain = dimension.domain
@@ -281,7 +284,7 @@ def _distribution_of(dimension: Dimension) -> BaseDistribution:
         step = int(domain.step or 1)
         return optuna.distributions.IntDistribution(low, high, log=domain.is_log, step=step)
     return optuna.distributions.FloatDistribution(
-        domain.low, domain.high, log=domain.is_log, step=domain.step
+        min(domain.low, value), max(domain.high, value), log=domain.is_log
     )
 
 
