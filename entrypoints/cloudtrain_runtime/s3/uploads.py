@@ -17,7 +17,6 @@ _PART_BYTES = 8 << 20
 # Parts grow by 8 MiB every 75: 40 GB in parts of up to 64 MiB, and 5 TiB in 10,000 parts, S3's
 # limits (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html, 2026-11).
 _PARTS_OF_ONE_SIZE = 75
-MAX_PARTS = 10_000
 _THREADS = 8
 """S3 sends and receives about 90 MB/s per connection (docs.aws.amazon.com/AmazonS3/latest/userguide/
 optimizing-performance-design-patterns.html, 2026-11): 0.7 GB/s per rank."""
