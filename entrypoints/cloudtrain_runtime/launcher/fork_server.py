@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+from cloudtrain_runtime.launcher.rank_processes import KILL_SECONDS, signal_group
 from cloudtrain_runtime.process import fast_exit
 
 _MODULES: Final = (
@@ -44,9 +45,8 @@ _READY: Final = 0
 _LOST: Final = 255
 """Exit code of workers whose server has ended: the true one is unknown."""
 
-
-_KILL_SECONDS: Final = 10.0
-"""How long the agent waits for a worker that it has killed: the kernel may still hold it in a call to a device."""
+_POLL_SECONDS: Final = 0.05
+"""Time between two looks at a killed process where the system gives no descriptor of it."""
 
 
 class ServerLostError(Exception):
@@ -156,13 +156,14 @@ class ForkServer:
 
     def _lose_workers(self) -> None:
         """End the workers, whose exit codes nobody receives any more."""
-        for pid in self._running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-        for pid in self._running:
-            _wait_for_end(pid)
-        self.exit_codes |= dict.fromkeys(self._running, _LOST)
+        lost = list(self._running)
         self._running.clear()
+        self.exit_codes |= dict.fromkeys(lost, _LOST)
+        for pid in lost:
+            signal_group(pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_SECONDS
+        for pid in lost:
+            _wait_for_end(pid, deadline)
 
 
 def start_server(*, needs_torch: bool) -> ForkServer:
@@ -230,8 +231,7 @@ def serve_apart(agent: Connection) -> NoReturn:
         traceback.print_exc()
     finally:
         for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         os._exit(0)
 
 
@@ -268,17 +268,34 @@ def _serve(agent: Connection, running: set[int]) -> NoReturn:
             agent.send_bytes(dump_json([pid, None]).encode())
 
 
-def _wait_for_end(pid: int) -> None:
+def _wait_for_end(pid: int, deadline: float) -> None:
     """Wait for the end of a killed process of another parent (Linux only)."""
     if sys.platform != "linux":
         return
-    with contextlib.suppress(ProcessLookupError):
+    try:
         handle = os.pidfd_open(pid)
-        try:
-            # Readable when the process has ended.
-            wait([handle], _KILL_SECONDS)
-        finally:
-            os.close(handle)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        # Neither every interpreter nor every sandbox has descriptors of processes.
+        while _is_running(pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return
+    try:
+        # Readable when the process has ended.
+        wait([handle], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(handle)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended (Linux only)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    # The name before the state is in parentheses and may contain any character.
+    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 def _ended(pids: Iterable[int]) -> list[tuple[int, int]]:

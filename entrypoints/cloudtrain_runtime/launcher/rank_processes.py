@@ -24,7 +24,7 @@ TASK_PEER_SECONDS: Final = 3.0
 """How long a Task's ranks may take to exit after the loss of a peer: they report an error, or wait in a collective. The
 training loop takes SIGTERM for a stop notice, so the signal alone would not end them."""
 
-_KILL_SECONDS = 10.0
+KILL_SECONDS: Final = 10.0
 """How long the agent waits for ranks that it has killed: the kernel may still hold them in a call to a device."""
 
 _PYTHON_VARIABLE = "PYTHON_EXEC"
@@ -202,19 +202,19 @@ class RankProcesses:
 
     def end(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to those that run, and kill those that remain after so many seconds."""
+        running = []
         for process in self._processes.values():
-            # Data loaders of a dead rank hold its connections open, so the other ranks would not
-            # notice its death.
-            if process.exit_code:
-                _signal_group(process, signal.SIGKILL)
-        running = [process for process in self._processes.values() if process.exit_code is None]
+            code = process.exit_code
+            if code is None:
+                running.append(process)
+            elif code != 0:
+                _kill_rest(process)
         for process in running:
             _signal_group(process, number)
-        _join(running, seconds)
-        for process in running:
-            if process.exit_code != 0:
-                _signal_group(process, signal.SIGKILL)
-        _join(running, _KILL_SECONDS)
+        remaining = _join(running, seconds)
+        for process in remaining:
+            _signal_group(process, signal.SIGKILL)
+        _join(remaining, KILL_SECONDS)
         self._processes = {}
 
 
@@ -245,18 +245,41 @@ def read_failure(local_rank: int, pid: int, code: int, error_file: Path) -> Fail
     )
 
 
-def _join(processes: Sequence[RankProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _signal_group(process: RankProcess, number: signal.Signals) -> None:
-    pid = process.pid
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the group of a process that runs, or to the process alone if it does not lead a group yet."""
     with contextlib.suppress(ProcessLookupError):
         try:
             os.killpg(pid, number)
         except ProcessLookupError:
-            # It does not lead a group yet, or has ended.
-            if process.exit_code is None:
-                os.kill(pid, number)
+            os.kill(pid, number)
+
+
+def _join(processes: Sequence[RankProcess], seconds: float) -> list[RankProcess]:
+    """Wait so long for the ends of processes; return those that still run. What the others leave in their groups ends."""
+    remaining = []
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        code = process.exit_code
+        if code is None:
+            remaining.append(process)
+        elif code != 0:
+            _kill_rest(process)
+    return remaining
+
+
+def _kill_rest(process: RankProcess) -> None:
+    """Kill the children of a rank whose failure was just seen.
+
+    Data loaders of a dead rank hold its connections open, so the other ranks would not notice its death. Later, its id
+    may belong to another process.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _signal_group(process: RankProcess, number: signal.Signals) -> None:
+    if process.exit_code is None:
+        signal_group(process.pid, number)
+    else:
+        _kill_rest(process)

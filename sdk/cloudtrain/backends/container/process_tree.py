@@ -42,7 +42,7 @@ def end_with_parent() -> None:
 def wait_for_end(children: Iterable[subprocess.Popen[bytes]], seconds: float) -> None:
     """Wait until one of these children has ended, for so many seconds at most.
 
-    Where the system gives no descriptors of processes, such as before Linux 5.3, it always waits so long.
+    Where the system or the interpreter gives no descriptors of processes, such as before Linux 5.3, it always waits so long.
     """
     if sys.platform != "linux":
         time.sleep(seconds)
@@ -52,7 +52,7 @@ def wait_for_end(children: Iterable[subprocess.Popen[bytes]], seconds: float) ->
         for child in children:
             try:
                 descriptor = os.pidfd_open(child.pid)
-            except OSError:
+            except (AttributeError, OSError):
                 time.sleep(seconds)
                 return
             stack.callback(os.close, descriptor)
