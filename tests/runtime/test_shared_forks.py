@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -25,9 +26,9 @@ write('up', is_forked, os.getpid(), server, os.getcwd(), os.environ['WORD'], psu
 """
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """Return the socket of a process that waits for the first agent."""
+@contextmanager
+def importer(exit_code: int) -> Iterator[Path]:
+    """Start a process that waits for the first agent, and expect its exit code; return its socket."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "forks"
         environ = {**os.environ, INSTANCE_VARIABLE: folder}
@@ -37,7 +38,14 @@ def place() -> Iterator[Path]:
             yield socket
             assert process.stdin is not None
             process.stdin.close()
-            assert process.wait(60) == 0
+            assert process.wait(60) == exit_code
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Return the socket of a process that waits for the first agent."""
+    with importer(0) as socket:
+        yield socket
 
 
 def run_folder(folder: Path) -> Path:
@@ -72,6 +80,67 @@ def test_runs_share_one_import(tmp_path: Path, place: Path) -> None:
     assert are_own == [False, False, False, False, True, True]
     for name in ("one", "two", "three"):
         assert "Traceback" not in (tmp_path / name / "log").read_text()
+
+
+def test_children_of_ranks_have_an_empty_standard_input(tmp_path: Path, place: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    worker = """
+import subprocess
+read = "import sys; print(repr(sys.stdin.read()))"
+found = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True)
+write("up", found.stdout, found.stderr)
+"""
+    assert [words[0] for words in ups(folder, place, worker)] == ["''", "''"]
+
+
+@pytest.mark.parametrize(("missing", "exit_code"), [("code", 0), ("python", 1)])
+def test_an_agent_asks_no_process_that_cannot_import(
+    tmp_path: Path, missing: str, exit_code: int
+) -> None:
+    """Neither does it ask again and again."""
+    values = {"code": str(tmp_path), "python": sys.executable, missing: str(tmp_path / "none")}
+    with importer(exit_code) as place:
+        ask = f"""
+import os, sys
+from {MODULE} import _find_server
+sys.executable = {values["python"]!r}
+request = {{"environ": dict(os.environ), "code": {values["code"]!r}}}
+print(_find_server({str(place)!r}, request))
+"""
+        command = [sys.executable, "-c", ask]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.stdout == "None\n", done.stderr
+
+
+def test_a_fork_has_no_capability_that_a_rank_has_not() -> None:
+    """Those of a user namespace would let it read and change files against their modes."""
+    enter = f"""
+import os, subprocess, sys
+from {MODULE} import enter_namespaces
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+host = subprocess.Popen(
+    ["unshare", "--user", "--mount", "--map-current-user", "sh", "-c", "echo up; read end"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+)
+if not host.stdout.readline():
+    sys.exit("no namespace")
+handles = [os.open(f"/proc/{{host.pid}}/ns/{{name}}", os.O_RDONLY) for name in ("user", "mnt")]
+enter_namespaces(handles)
+own = [os.readlink(f"/proc/self/ns/{{name}}") for name in ("user", "mnt")]
+print(own == [os.readlink(f"/proc/{{host.pid}}/ns/{{name}}") for name in ("user", "mnt")])
+kinds = ("CapInh", "CapPrm", "CapEff", "CapAmb")
+status = dict(line.split(":") for line in open("/proc/self/status"))
+print([int(status[kind], 16) for kind in kinds])
+host.stdin.close()
+"""
+    command = [sys.executable, "-c", enter]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    if "no namespace" in done.stderr:
+        pytest.skip("this machine gives users no namespaces")
+    assert done.stdout == "True\n[0, 0, 0, 0]\n", done.stderr
 
 
 def test_ranks_end_with_their_agent(tmp_path: Path, place: Path) -> None:

@@ -39,12 +39,20 @@ _AGAIN: Final = b"again"
 _REFUSED: Final = b"refused"
 """Answers: the connection leads to a fork; ask again, because the imports are about to begin; import by yourself."""
 
+_MOST_REQUESTS: Final = 2
+"""How often an agent asks: its first request may begin the imports."""
+
 _IMPORTING: Final = "--importing"
 _RUN: Final = "--run"
 _WAIT_SECONDS: Final = 60.0
 _STDIN: Final = 0
 _NAMESPACES: Final = ("user", "mnt")
 """The namespaces of a local run's host, in the order in which a process enters them."""
+
+# From linux/capability.h and linux/prctl.h.
+_CAPABILITY_VERSION: Final = 0x20080522
+_PR_SET_DUMPABLE: Final = 4
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 _OF_RUN: Final = ("CLOUDTRAIN_", "SM_", "TRAINING_JOB_")
 """Beginnings of variables that differ between the runs of a rehearsal, and that no library reads when it is imported."""
@@ -101,7 +109,7 @@ def _has_own_path(environ: Mapping[str, str]) -> bool:
 
 def _ask(place: str, request: Mapping[str, Any]) -> Connection | None:
     own = {"python": sys.executable, "has_safe_path": bool(sys.flags.safe_path)}
-    while True:
+    for _ in range(_MOST_REQUESTS):
         handles = [sys.stdout.fileno(), sys.stderr.fileno(), os.open(".", os.O_RDONLY)]
         handles += [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in _NAMESPACES]
         connection = socket.socket(socket.AF_UNIX)
@@ -118,7 +126,8 @@ def _ask(place: str, request: Mapping[str, Any]) -> Connection | None:
             return channel
         channel.close()
         if answer == _REFUSED:
-            return None
+            break
+    return None
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -171,8 +180,7 @@ def _answer(
     try:
         request = load_json(channel.recv_bytes())
         if own is None and "code" in request:
-            channel.send_bytes(_AGAIN)
-            _begin_imports(listener, handles, request)
+            _begin_imports(listener, channel, handles, request)
         if own is None or not _is_same(request, own):
             channel.send_bytes(_REFUSED)
         elif os.fork() == 0:
@@ -185,19 +193,28 @@ def _answer(
 
 
 def _begin_imports(
-    listener: socket.socket, handles: Sequence[int], request: Mapping[str, Any]
+    listener: socket.socket,
+    channel: Connection,
+    handles: Sequence[int],
+    request: Mapping[str, Any],
 ) -> NoReturn:
     """Replace this process by an interpreter with the environment of an agent, whose log gets what imports print."""
-    os.dup2(handles[0], 1)
-    os.dup2(handles[1], 2)
-    for handle in handles:
-        # Received descriptors would stay open in the new interpreter.
-        os.close(handle)
+    # Before the answer: where this fails, the agent imports by itself.
     os.chdir(request["code"])
-    os.set_inheritable(listener.fileno(), True)
-    module = "cloudtrain_runtime.launcher.shared_forks"
-    command = [request["python"], "-m", module, _IMPORTING, str(listener.fileno())]
-    os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
+    channel.send_bytes(_AGAIN)
+    try:
+        os.dup2(handles[0], 1)
+        os.dup2(handles[1], 2)
+        for handle in handles:
+            # Received descriptors would stay open in the new interpreter.
+            os.set_inheritable(handle, False)
+        os.set_inheritable(listener.fileno(), True)
+        module = "cloudtrain_runtime.launcher.shared_forks"
+        command = [request["python"], "-m", module, _IMPORTING, str(listener.fileno())]
+        os.execve(command[0], command, request["environ"])  # noqa: S606 (without a shell)
+    finally:
+        # Agents find that nothing listens.
+        os._exit(1)
 
 
 def _is_same(request: Mapping[str, Any], own: Mapping[str, str]) -> bool:
@@ -222,14 +239,14 @@ def _become_server(
     """Be the server of an agent: in its namespaces, with its output, folder and environment."""
     try:
         out, error, folder, *namespaces = handles
-        for name, handle in zip(_NAMESPACES, namespaces, strict=True):
-            _enter(name, handle)
+        enter_namespaces(namespaces)
         os.fchdir(folder)
         os.dup2(out, 1)
         os.dup2(error, 2)
-        os.close(_STDIN)
-        os.open(os.devnull, os.O_RDONLY)
-        for handle in handles:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        # Unlike the new descriptor, its copy stays open in the ranks' children.
+        os.dup2(nothing, _STDIN)
+        for handle in (nothing, *handles):
             os.close(handle)
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -243,14 +260,40 @@ def _become_server(
         os._exit(1)
 
 
-def _enter(name: str, handle: int) -> None:
-    """Enter a namespace if this process is in another one."""
-    if os.path.sameopenfile(handle, own := os.open(f"/proc/self/ns/{name}", os.O_RDONLY)):
-        os.close(own)
-        return
+def enter_namespaces(handles: Sequence[int]) -> None:
+    """Enter the namespaces of a host, with the capabilities that its own processes have.
+
+    Args:
+        handles: Descriptors of the namespaces.
+
+    Raises:
+        OSError: The kernel does not allow it.
+    """
+    entered = [_enter(name, handle) for name, handle in zip(_NAMESPACES, handles, strict=True)]
+    if any(entered) and os.geteuid() != 0:
+        _drop_capabilities()
+
+
+def _drop_capabilities() -> None:
+    """Give up what a user namespace gives to a process that enters it, as a program that is executed there has done."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    if _LIBC.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    # With them the kernel has taken the files in /proc from this user.
+    if _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _enter(name: str, handle: int) -> bool:
+    """Enter a namespace if this process is in another one; return whether it was."""
+    own = os.open(f"/proc/self/ns/{name}", os.O_RDONLY)
+    is_same = os.path.sameopenfile(handle, own)
     os.close(own)
-    if ctypes.CDLL(None, use_errno=True).setns(handle, 0) != 0:
+    if is_same:
+        return False
+    if _LIBC.setns(handle, 0) != 0:
         raise OSError(ctypes.get_errno(), f"setns {name}")
+    return True
 
 
 if __name__ == "__main__":
