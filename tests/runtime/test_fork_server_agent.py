@@ -27,6 +27,11 @@ ENDINGS = {
     "os._exit(0)": "",
 }
 
+AGENTS = pytest.mark.parametrize(
+    "settings", [{}, {"PET_MONITOR_INTERVAL": "0.1"}], ids=["own", "torchrun"]
+)
+"""The agent of a single host, and torchrun's, which acts on the settings of torchrun."""
+
 
 def test_every_ending_of_a_worker_is_noticed(tmp_path: Path) -> None:
     """Each ending but the last is that of one attempt, after which the workers are restarted."""
@@ -104,7 +109,10 @@ os._exit(1)
     assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
 
 
-def test_ranks_that_the_agent_kills_are_not_the_cause(tmp_path: Path) -> None:
+@AGENTS
+def test_ranks_that_the_agent_kills_are_not_the_cause(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
     """Rank 0 waits in a collective and does not act on SIGTERM, as ranks do whose peer was killed."""
     worker = """
 if rank == 0:
@@ -115,7 +123,7 @@ while not os.path.exists("waits"):
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    code, log = run(tmp_path, worker)
+    code, log = run(tmp_path, worker, **settings)
     assert code == REPORTED_EXIT_CODE
     assert MlTree(tmp_path).failure.read_text() == "rank 1 was killed by SIGKILL", log
 
@@ -165,9 +173,10 @@ os._exit(0)
 """
 
 
-def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
+@AGENTS
+def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path, settings: dict[str, str]) -> None:
     """The rank takes SIGTERM for a stop notice and never reaches its next step boundary."""
-    agent = start(tmp_path, STUCK, restarts=1)
+    agent = start(tmp_path, STUCK, restarts=1, **settings)
     (victim,) = [words for words in written(tmp_path, "in", 2) if words[0] == "1"]
     os.kill(int(victim[2]), signal.SIGKILL)
     assert agent.wait(300) == 0, (tmp_path / "log").read_text()
@@ -181,7 +190,8 @@ def test_stuck_rank_does_not_hold_a_restart(tmp_path: Path) -> None:
     ]
 
 
-def test_stop_reaches_workers_and_their_children(tmp_path: Path) -> None:
+@AGENTS
+def test_stop_reaches_workers_and_their_children(tmp_path: Path, settings: dict[str, str]) -> None:
     worker = """
 import subprocess
 def on_notice(number, frame):
@@ -192,7 +202,7 @@ signal.signal(signal.SIGTERM, on_notice)
 write("child", subprocess.Popen(["sleep", "600"]).pid)
 time.sleep(600)
 """
-    agent = start(tmp_path, worker)
+    agent = start(tmp_path, worker, **settings)
     children = [int(words[0]) for words in written(tmp_path, "child", 2)]
     os.kill(agent.pid, END_RANKS_SIGNAL)
     os.kill(agent.pid, signal.SIGTERM)
@@ -231,6 +241,30 @@ os._exit(0)
     assert len(written(tmp_path, "noticed", 2)) == 2
     (tmp_path / "saved").touch()
     assert agent.wait(300) == 0, (tmp_path / "log").read_text()
+
+
+def test_a_stop_after_a_failure_does_not_hide_it(tmp_path: Path) -> None:
+    """It arrives while the agent ends the other ranks, and there is no restart any more."""
+    worker = """
+def stop_agent(number, frame):
+    agent = int(open("agent").read())
+    os.kill(agent, signal.SIGUSR1)  # END_RANKS_SIGNAL
+    os.kill(agent, signal.SIGTERM)
+signal.signal(signal.SIGTERM, stop_agent)
+write("up", rank)
+while not os.path.exists("fails"):
+    time.sleep(0.01)
+if rank == 1:
+    os._exit(3)
+time.sleep(600)
+"""
+    agent = start(tmp_path, worker, restarts=1)
+    (tmp_path / "agent").write_text(str(agent.pid))
+    written(tmp_path, "up", 2)
+    (tmp_path / "fails").touch()
+    assert agent.wait(300) == REPORTED_EXIT_CODE
+    assert MlTree(tmp_path).failure.read_text() == "rank 1 ended with exit code 3"
+    assert "restart 1 of 1" not in (tmp_path / "log").read_text()
 
 
 def test_stop_during_the_start_leaves_no_worker(tmp_path: Path) -> None:
@@ -284,10 +318,13 @@ def test_a_host_imports_torch_once(tmp_path: Path) -> None:
     assert agent.wait(300) == 128 + signal.SIGTERM
 
 
-def test_a_lost_server_ends_its_workers_and_the_run(tmp_path: Path) -> None:
+@AGENTS
+def test_a_lost_server_ends_its_workers_and_the_run(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
     """Without the server the agent receives no exit codes, so it ends the workers."""
     worker = "write('forked', os.getppid(), os.getpid())\ntime.sleep(600)\n"
-    agent = start(tmp_path, worker, restarts=1)
+    agent = start(tmp_path, worker, restarts=1, **settings)
     first = written(tmp_path, "forked", 2)
     os.kill(int(first[0][0]), signal.SIGKILL)
     assert agent.wait(300) == 1, (tmp_path / "log").read_text()

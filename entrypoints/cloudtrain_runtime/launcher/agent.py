@@ -60,28 +60,26 @@ def main(argv: list[str]) -> int:
     # Imports produce no garbage, and the collector takes a third of their time.
     gc.disable()
     is_task = _forks_ranks()
-    options = HostOptions.of(argv)
+    options = HostOptions.of(argv, os.environ)
     server = None
     if is_task:
         server = find_shared_server(os.environ) or start_server(needs_torch=options is None)
     _record_collectives()
-    if options is None:
-        return _run_with_torch(argv, server, oom_kills)
-    agent = HostAgent(options, server)
-    gc.enable()
     try:
+        if options is None:
+            return _run_with_torch(argv, server, oom_kills)
+        agent = HostAgent(options, server)
+        gc.enable()
         failed = agent.run()
     except ServerLostError as error:
         # The server has printed why.
         log_line(str(error))
         return 1
+    if failed:
+        _report(failed, argv, describe_oom_kills(oom_kills), is_task=is_task)
+        return REPORTED_EXIT_CODE
     stop = agent.stop_signal()
-    if stop is not None:
-        return 128 + int(stop)
-    if not failed:
-        return 0
-    _report(failed, argv, describe_oom_kills(oom_kills), is_task=is_task)
-    return REPORTED_EXIT_CODE
+    return 0 if stop is None else 128 + int(stop)
 
 
 def _run_with_torch(argv: list[str], server: ForkServer | None, oom_kills: int | None) -> int:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any, Final
 
 from cloudtrain_runtime.contract.constants import OWN_STORE_VARIABLE
+from cloudtrain_runtime.contract.run_variables import OF_TORCHRUN
 from cloudtrain_runtime.launcher.agent_signals import (
     END_RANKS_SIGNAL,
     STOP_SIGNALS,
@@ -64,8 +65,17 @@ class HostOptions:
     script: str
 
     @classmethod
-    def of(cls, argv: Sequence[str]) -> HostOptions | None:
-        """Return the options of torchrun's arguments; None for several hosts, or a number of ranks that torch decides."""
+    def of(cls, argv: Sequence[str], environ: Mapping[str, str]) -> HostOptions | None:
+        """Return the options of torchrun's arguments; None where only torchrun's own agent can act as they say.
+
+        That is for several hosts, for a number of ranks that torch decides, and for torchrun's settings in the environment.
+
+        Args:
+            argv: The arguments.
+            environ: The environment of the agent.
+        """
+        if any(map(_is_setting, environ)):
+            return None
         given = dict(argument.partition("=")[::2] for argument in argv[:-1])
         ranks = given["--nproc-per-node"]
         if given["--nnodes"] != "1" or not ranks.isdecimal():
@@ -77,6 +87,13 @@ class HostOptions:
             run=given["--rdzv-id"],
             script=argv[-1],
         )
+
+
+def _is_setting(name: str) -> bool:
+    """Return whether a variable is a setting of torchrun, and not one that it sets for ranks."""
+    if name.startswith("PET_"):
+        return True
+    return name.startswith("TORCHELASTIC_") and name not in OF_TORCHRUN
 
 
 class HostAgent:
@@ -121,7 +138,8 @@ class HostAgent:
             while True:
                 with _reserved_port() as port:
                     failed = self._run_once(Path(folder), port)
-                if not failed or self._restarts == self._options.max_restarts:
+                is_last = self._restarts == self._options.max_restarts
+                if not failed or is_last or self.stop_signal() is not None:
                     return failed
                 self._restarts += 1
                 codes = {rank: each.exitcode for rank, each in failed.items()}
