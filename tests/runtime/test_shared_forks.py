@@ -157,6 +157,20 @@ def test_ranks_end_with_their_agent(tmp_path: Path, place: Path) -> None:
     until(lambda: not is_running(server))
 
 
+def test_what_ranks_start_apart_ends_with_their_agent(tmp_path: Path, place: Path) -> None:
+    """Also a grandchild whose parent has ended."""
+    folder = run_folder(tmp_path / "run")
+    worker = """
+import subprocess
+own = subprocess.Popen(["sleep", "600"], start_new_session=True).pid
+orphan = ["sh", "-c", "setsid sleep 600 >/dev/null & echo $!"]
+write("up", own, subprocess.check_output(orphan, text=True))
+"""
+    started = [int(pid) for words in ups(folder, place, worker) for pid in words[:2]]
+    assert len(started) == 4
+    until(lambda: not any(is_running(pid) for pid in started))
+
+
 def test_a_module_runs_without_the_process(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)\n")
     command = [sys.executable, "-m", MODULE, "--run", str(tmp_path / "none"), "own", "word"]

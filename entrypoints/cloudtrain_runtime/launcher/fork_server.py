@@ -8,6 +8,7 @@ answer is a process id with its exit code, or without one when the process has j
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import os
@@ -46,7 +47,10 @@ _LOST: Final = 255
 """Exit code of workers whose server has ended: the true one is unknown."""
 
 _POLL_SECONDS: Final = 0.05
-"""Time between two looks at a killed process where the system gives no descriptor of it."""
+"""Time between two looks at a killed process where nothing reports its end."""
+
+# From linux/prctl.h.
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ServerLostError(Exception):
@@ -222,7 +226,12 @@ def import_modules() -> None:
 
 
 def serve_apart(agent: Connection) -> NoReturn:
-    """Serve an agent of which this process is no child: the workers end with the agent, because nothing else ends them."""
+    """Serve an agent of which this process is no child, and end all descendants when the agent has ended: nothing else does.
+
+    Linux only.
+    """
+    # What a rank starts in a session of its own stays a descendant.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     running: set[int] = set()
     try:
         with contextlib.suppress(EOFError, ConnectionError):
@@ -232,7 +241,24 @@ def serve_apart(agent: Connection) -> NoReturn:
     finally:
         for pid in running:
             signal_group(pid, signal.SIGKILL)
+        _end_descendants()
         os._exit(0)
+
+
+def _end_descendants() -> None:
+    """Kill the children of this process, and then their children, which become its own, until there are none."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        for path in Path("/proc/self/task").glob("*/children"):
+            for pid in path.read_text(encoding="ascii").split():
+                # Only a child of this process, which nothing else waits for, has this id.
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if ended == 0:
+            time.sleep(_POLL_SECONDS)
 
 
 def _serve(agent: Connection, running: set[int]) -> NoReturn:
