@@ -390,6 +390,25 @@ def test_worker_finds_the_state_of_a_new_interpreter(tmp_path: Path) -> None:
     )
 
 
+def test_the_program_of_rank_0_can_use_the_port(tmp_path: Path) -> None:
+    """Also one that does not set SO_REUSEADDR, as some servers do not."""
+    worker = """
+import socket
+deadline = time.monotonic() + 30
+while True:
+    try:
+        plain = socket.socket()
+        plain.bind(("", int(os.environ["MASTER_PORT"])))
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.1)
+"""
+    code, log = run(tmp_path, worker, ranks=1, kind="script")
+    assert code == 0, log
+
+
 def test_scripts_get_new_interpreters(tmp_path: Path) -> None:
     code, log = run(tmp_path, "write('forked', is_forked)\n", kind="script")
     assert code == 0, log

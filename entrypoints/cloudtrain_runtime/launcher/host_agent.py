@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -41,6 +40,7 @@ from cloudtrain_runtime.launcher.rank_processes import (
     rank_variables,
     read_failure,
 )
+from cloudtrain_runtime.process.reserved_port import hold_port
 
 _CHECK_SECONDS: Final = 1.0
 """Longest time between two looks at the ranks. Their ends are reported at once."""
@@ -136,8 +136,7 @@ class HostAgent:
         self._wait_for_server()
         with tempfile.TemporaryDirectory(prefix="cloudtrain-errors-") as folder:
             while True:
-                with _reserved_port() as port:
-                    failed = self._run_once(Path(folder), port)
+                failed = self._run_once(Path(folder))
                 is_last = self._restarts == self._options.max_restarts
                 if not failed or is_last or self.stop_signal() is not None:
                     return failed
@@ -152,16 +151,12 @@ class HostAgent:
                 return
             self._wait()
 
-    def _run_once(self, folder: Path, port: int) -> Mapping[int, FailedProcess]:
+    def _run_once(self, folder: Path) -> Mapping[int, FailedProcess]:
         """Start the ranks and wait until all have ended; return those that have failed."""
         if self.stop_signal() is not None:
             return {}
         try:
-            for local_rank in range(self._options.ranks):
-                error_file = folder / f"{local_rank}.json"
-                error_file.unlink(missing_ok=True)
-                process = self._start(local_rank, port, error_file)
-                self._processes.add(local_rank, process)
+            self._start_ranks(folder)
             while self.stop_signal() is None and not self._processes.have_succeeded:
                 ended = self._processes.end_after_failure()
                 if ended:
@@ -178,6 +173,18 @@ class HostAgent:
             else:
                 self._processes.end(number, STOP_SECONDS)
         return {}
+
+    def _start_ranks(self, folder: Path) -> None:
+        # Rank 0 holds the port itself as soon as it runs, up to the program that it executes.
+        with hold_port(0) as held:
+            port = held.getsockname()[1]
+            if sys.platform != "linux":
+                held.close()
+            for local_rank in range(self._options.ranks):
+                error_file = folder / f"{local_rank}.json"
+                error_file.unlink(missing_ok=True)
+                process = self._start(local_rank, port, error_file)
+                self._processes.add(local_rank, process)
 
     def _start(self, local_rank: int, port: int, error_file: Path) -> RankProcess:
         options = self._options
@@ -213,19 +220,3 @@ class HostAgent:
         # Only the launcher, which knows the grace time, ends the ranks.
         if number == signal.SIGQUIT or is_asked_to_end():
             self._received = signal.Signals(number)
-
-
-@contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Return a port for the store of rank 0, which the kernel gives to no other process meanwhile.
-
-    The socket is bound and does not listen, and sets SO_REUSEADDR as torch's store does, so that Linux lets the store
-    listen there (see process/reserved_port.py).
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
-        port: int = held.getsockname()[1]
-        if sys.platform != "linux":
-            held.close()
-        yield port

@@ -20,12 +20,28 @@ def reserve_master_port(environ: Mapping[str, str]) -> None:
     """
     if sys.platform != "linux" or environ.get("RANK") != "0":
         return
+    try:
+        held = hold_port(int(environ["MASTER_PORT"]))
+    except (OSError, ValueError, OverflowError, KeyError):
+        # torch itself reports a port that it cannot use.
+        return
+    _reserved.append(held)
+
+
+def hold_port(port: int) -> socket.socket:
+    """Return a socket that is bound to a port and does not listen: the store can listen there, and no one else gets it.
+
+    Args:
+        port: The port; 0 for a free one.
+
+    Raises:
+        OSError: Another process uses the port.
+    """
     held = socket.socket()
     try:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", int(environ["MASTER_PORT"])))
-    except (OSError, ValueError, OverflowError, KeyError):
-        # torch itself reports a port that it cannot use.
+        held.bind(("", port))
+    except (OSError, OverflowError):
         held.close()
-    else:
-        _reserved.append(held)
+        raise
+    return held
