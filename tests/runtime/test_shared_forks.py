@@ -1,6 +1,7 @@
 """One import for the runs of a rehearsal: real agents, and ranks that are forks of another process."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from support.agents import HEAD, is_running, living, start, written
 from support.jobs import until
 
 import cloudtrain_runtime
+from cloudtrain.features.rehearsal.shared_imports import SharedImports
 from cloudtrain_runtime.contract import INSTANCE_VARIABLE, REHEARSAL_FORKS_VARIABLE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="enters namespaces")
@@ -191,3 +193,37 @@ def test_a_module_runs_in_a_fork(tmp_path: Path, place: Path) -> None:
     assert done.stdout == f"True ['word'] {tmp_path}\n", done.stderr
     assert done.returncode == 4
     assert living(tmp_path) == []
+
+
+def test_a_module_ends_by_the_signal_of_its_fork(tmp_path: Path, place: Path) -> None:
+    ups(run_folder(tmp_path / "run"), place, REPORT)
+    (tmp_path / "own.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    command = [sys.executable, "-m", MODULE, "--run", str(place), "own"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_safe_path_keeps_the_folders_of_the_environment(tmp_path: Path, place: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    worker = "write('up', sys.path[0], os.getcwd() in sys.path)\n"
+    variables = {
+        INSTANCE_VARIABLE: str(folder),
+        REHEARSAL_FORKS_VARIABLE: str(place),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": str(extra),
+    }
+    agent = start(folder, worker, **variables)
+    assert agent.wait(300) == 0, (folder / "log").read_text()
+    found = written(folder, "up", 2)
+    assert {tuple(words) for words in found} == {(str(extra), "False")}
+
+
+def test_runs_import_by_themselves_without_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with SharedImports(tmp_path) as imports:
+        assert not imports.place.exists()
+    assert not imports.place.parent.exists()

@@ -326,7 +326,6 @@ OWN = {
 
 SOCKETS = {
     f"{_R}/launcher/agent.py": "torchrun's store of several hosts; its state is signed",
-    f"{_R}/launcher/host_agent.py": "holds a port of the ranks' store and accepts no connection",
     f"{_R}/launcher/shared_forks.py": "the forks of a rehearsal, a Unix socket in a private folder",
     f"{_R}/launcher/loopback_store.py": "the ranks' store, on loopback where all hosts are on this machine",
     f"{_R}/launcher/rendezvous.py": "torchrun's store of several hosts; its state is signed",

@@ -72,7 +72,7 @@ def find_shared_server(environ: Mapping[str, str]) -> ForkServer | None:
 
 
 def run_module(place: str, module: str, arguments: Sequence[str]) -> None:
-    """Run a module in a fork, and exit with its exit code; in this process if there is no fork.
+    """Run a module in a fork, and end as it does; in this process if there is no fork.
 
     Args:
         place: Socket of the process that forks.
@@ -86,9 +86,13 @@ def run_module(place: str, module: str, arguments: Sequence[str]) -> None:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return
     worker = server.start_worker(spec.origin, os.environ, arguments)
-    while worker.exit_code is None:
+    while (code := worker.exit_code) is None:
         worker.join(_WAIT_SECONDS)
-    sys.exit(worker.exit_code)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 def _find_server(place: str, request: Mapping[str, Any]) -> ForkServer | None:
@@ -250,14 +254,22 @@ def _become_server(
             os.close(handle)
         os.environ.clear()
         os.environ.update(request["environ"])
-        # An interpreter that is started with -m has its folder here, and with -P it has not.
-        sys.path[:1] = [] if request["has_safe_path"] else [os.getcwd()]  # noqa: PTH109
+        _set_first_folder(has_safe_path=request["has_safe_path"])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         channel.send_bytes(_FORKED)
         serve_apart(channel)
     finally:
         # Nothing of the process that it is a fork of may run here.
         os._exit(1)
+
+
+def _set_first_folder(*, has_safe_path: bool) -> None:
+    """Let Python find modules in the folder of this process first, unless the agent has a safe path."""
+    if not sys.flags.safe_path:
+        # An interpreter that is started with -m has its folder here, and with a safe path it has not.
+        del sys.path[0]
+    if not has_safe_path:
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109 (as the interpreter does)
 
 
 def enter_namespaces(handles: Sequence[int]) -> None:

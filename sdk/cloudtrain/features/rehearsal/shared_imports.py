@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -48,14 +49,15 @@ class SharedImports:
 
     def __enter__(self) -> Self:
         """Start the process. Where it does not start, each run imports by itself."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _MODULE, str(self.place)],
-            env={**os.environ, INSTANCE_VARIABLE: str(self._folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with contextlib.suppress(OSError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(self.place)],
+                env={**os.environ, INSTANCE_VARIABLE: str(self._folder)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
