@@ -211,10 +211,10 @@ def _run_ranks(
         return hung
     if exit_code != 0 and not stop.is_received():
         watch.keep_traces()
-    return _container_exit_code(tree, config, host, exit_code, is_stopping=stop.is_received())
+    return container_exit_code(tree, config, host, exit_code, is_stopping=stop.is_received())
 
 
-def _container_exit_code(
+def container_exit_code(
     tree: MlTree, config: RunConfig, host: Host, agent: int, *, is_stopping: bool
 ) -> int:
     """Return the exit code of the container for that of the agent, and report a failure that nothing has reported."""
@@ -227,9 +227,8 @@ def _container_exit_code(
     if agent == 0 and config.task is not None and (early := describe_early_exit(tree, host)):
         return _fail_host(host, [early], agent)
     if agent != 0 and not is_stopping and not tree.failure.exists():
-        return _fail_host(
-            host, [f"torchrun on {host.name} ended with {describe_exit(agent)}"], agent
-        )
+        ended = f"the agent of the ranks on {host.name} ended with {describe_exit(agent)}"
+        return _fail_host(host, [ended], agent)
     return agent if agent >= 0 else 128 - agent
 
 

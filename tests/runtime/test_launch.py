@@ -253,3 +253,14 @@ def test_an_unreadable_run_json_is_the_failure(
     assert done.returncode == 1
     assert expected in tree.failure.read_text()
     assert "Traceback" not in done.stderr
+
+
+def test_an_agent_that_was_killed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is torchrun's or that of a single host."""
+    monkeypatch.setenv("CLOUDTRAIN_ML_ROOT", str(tmp_path))
+    tree = MlTree(tmp_path)
+    launch.container_exit_code(tree, CONFIG, HOST, -9, is_stopping=False)
+    assert tree.failure.read_text() == "the agent of the ranks on algo-2 ended with SIGKILL"
+    assert "the agent of the ranks" in capfd.readouterr().out

@@ -37,7 +37,8 @@ _LEAST_CHARACTERS = 8
 _RANKS_NAMED = 8
 _PLACEHOLDER = re.compile(r"\[(?P<field>[a-z_]+(?:\.[a-z_]+)*)\]|\{(?P<found>\w+)\}")
 _REPEATED_REASON = re.compile(
-    r"^rank \d+ |^error: |^hang: |^AlgorithmError|^torchrun on |^pip could not install|^the container of "
+    r"^rank \d+ |^error: |^hang: |^AlgorithmError|^(?:torchrun|the agent of the ranks) on |^pip could not install"
+    r"|^the container of "
 )
 """Reasons that repeat the message of a process. The log has more details."""
 
