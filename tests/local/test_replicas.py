@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,10 @@ class Model(torch.nn.Module):
     def forward(self, x):
         with CALLS.open("a") as out:
             out.write(f"{os.getpid()} {len(x)}\\n")
+        if (x < -1).any() and os.fork() == 0:
+            os.setsid()
+            time.sleep(3)
+            os._exit(0)
         if (x < 0).any():
             os._exit(7)
         while (x == 99).any() and HELD.exists():
@@ -49,7 +54,7 @@ class Twice(Task):
     def datasets(self): return {}
     def loss(self, model, batch): return model(batch).sum()
 """
-HOLD, KILL = 99, -1
+HOLD, KILL, KILL_PARENT = 99, -1, -2
 
 
 class Served:
@@ -176,6 +181,31 @@ def test_a_model_process_that_is_killed_is_started_again(serve: Serve) -> None:
         log = served.log.read_text()
         assert "a process with the model has ended with exit code -9: starting it again" in log
         assert log.count(" is loaded\n") == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another process's limits are of Linux")
+def test_a_server_short_of_descriptors_recovers(serve: Serve) -> None:
+    with serve() as served:
+        # Then it has imported what it needs.
+        assert served.ask(1) == twice(1)
+        server = psutil.Process(served.server.process.pid)
+        before = server.rlimit(psutil.RLIMIT_NOFILE)
+        server.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+        os.kill(served.replicas()[0], signal.SIGKILL)
+        until(lambda: "cannot start a process with the model: " in served.log.read_text())
+        server.rlimit(psutil.RLIMIT_NOFILE, before)
+        assert served.ask(3) == twice(3)
+
+
+def test_no_request_goes_to_a_process_that_has_ended(serve: Serve) -> None:
+    """A process that it has started holds its channel open, for which the server waits a second."""
+    with serve(replicas=2) as served:
+        before = set(served.replicas())
+        killed = served.start(KILL_PARENT)
+        until(lambda: before - set(served.replicas()))
+        answers = send_all(sender(served.server.url), [content(value) for value in range(20)])
+        assert answers == [twice(value) for value in range(20)]
+        assert killed.result()[0] == 500
 
 
 def test_a_stop_answers_the_requests_that_have_begun(serve: Serve) -> None:

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Final, Self
 
@@ -49,21 +50,26 @@ class Replica:
 
         Raises:
             ReplicaError: it has ended before.
+            OSError: this machine cannot start it, such as for want of descriptors.
         """
         self = cls()
         own, other = socket.socketpair()
         with other:
             self._channel = await open_channel(own, self._take_answer, self._has_closed.set)
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "cloudtrain_runtime.serving.replica_process"),
-                *(str(package), "--channel", str(other.fileno())),
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": devices},
-                pass_fds=[other.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                # The log. Standard output is for one line, with the address.
-                stdout=sys.stderr,
-                start_new_session=True,
-            )
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "cloudtrain_runtime.serving.replica_process"),
+                    *(str(package), "--channel", str(other.fileno())),
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": devices},
+                    pass_fds=[other.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    # The log. Standard output is for one line, with the address.
+                    stdout=sys.stderr,
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._channel.close()
+                raise
         try:
             await self._wait_until_loaded()
         except BaseException:
@@ -81,10 +87,19 @@ class Replica:
         self._channel.send(Message(number, kind=kind, accept=accept, body=body))
         return await answer
 
-    async def wait_for_end(self) -> int:
-        """Return the exit code of the process when it has ended. Requests without an answer get an error."""
+    async def wait_for_end(self) -> None:
+        """Return when the process has ended, or closed its channel: it takes no more requests."""
+        await _first(self._process.wait(), self._has_closed.wait())
+
+    async def finish(self) -> int:
+        """Take the last answers of a process that ends, and return its exit code. Other requests get an error."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_ANSWERS_SECONDS):
+                    await self._process.wait()
+        finally:
+            self._kill_group()
         code = await self._process.wait()
-        self._kill_group()
         # What the Task has started in another group may keep its end open.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_ANSWERS_SECONDS):
@@ -107,13 +122,7 @@ class Replica:
         await self._process.wait()
 
     async def _wait_until_loaded(self) -> None:
-        loaded = asyncio.create_task(self._is_loaded.wait())
-        ended = asyncio.create_task(self._process.wait())
-        try:
-            await asyncio.wait({loaded, ended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            loaded.cancel()
-            ended.cancel()
+        await _first(self._is_loaded.wait(), self._process.wait())
         if not self._is_loaded.is_set():
             code = await self._process.wait()
             raise ReplicaError(f"a process with the model has ended with exit code {code}")
@@ -128,3 +137,13 @@ class Replica:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _first(*waits: Coroutine[None, None, object]) -> None:
+    """Return when one of several waits has ended; the others are cancelled."""
+    tasks = [asyncio.create_task(each) for each in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()

@@ -36,11 +36,12 @@ class Replicas:
 
         Raises:
             ReplicaError: one has ended before.
+            OSError: this machine cannot start one.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 starts = [group.create_task(self._start(each)) for each in self._devices]
-        except* ReplicaError as errors:
+        except* (ReplicaError, OSError) as errors:
             raise errors.exceptions[0] from None
         for start, devices in zip(starts, self._devices, strict=True):
             keeper = asyncio.create_task(self._keep(start.result(), devices))
@@ -57,6 +58,10 @@ class Replicas:
         await self._wait_until_ready()
         return PONG
 
+    async def wait_for_failure(self) -> None:
+        """Wait until a replica is no longer kept, which is a fault, and raise its error."""
+        await asyncio.gather(*self._keepers)
+
     async def stop(self) -> None:
         """End all processes."""
         for keeper in self._keepers:
@@ -67,7 +72,9 @@ class Replicas:
     async def _wait_until_ready(self) -> None:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._has_ready.wait()
+                # One that was ready may have ended before this request goes on.
+                while not self._ready:
+                    await self._has_ready.wait()
         except TimeoutError:
             raise RequestError(503, "the model is being loaded again: try again later") from None
 
@@ -80,10 +87,11 @@ class Replicas:
     async def _keep(self, replica: Replica, devices: str) -> None:
         """Start a replica again whenever it has ended."""
         while True:
-            code = await replica.wait_for_end()
+            await replica.wait_for_end()
             self._ready.remove(replica)
             if not self._ready:
                 self._has_ready.clear()
+            code = await replica.finish()
             log_line(f"a process with the model has ended with exit code {code}: starting it again")
             replica = await self._start_again(devices)
 
@@ -92,7 +100,7 @@ class Replicas:
         while True:
             try:
                 return await self._start(devices)
-            except ReplicaError as error:
-                log_line(f"{error} while it started: starting it again")
+            except (ReplicaError, OSError) as error:
+                log_line(f"cannot start a process with the model: {error}: trying again")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

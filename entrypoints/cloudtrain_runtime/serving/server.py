@@ -49,7 +49,7 @@ def main() -> None:
     found = [each for each in options.gpus.split(",") if each]
     try:
         asyncio.run(serve(options.package.resolve(), options.port, found))
-    except (ReplicaError, ValueError) as error:
+    except (ReplicaError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -75,6 +75,7 @@ async def serve(package: Path, port: int, gpus: list[str]) -> None:
 
     Raises:
         ReplicaError: the model cannot be loaded.
+        OSError: this machine has no room for its processes, or the port is in use.
         ValueError: the package has no valid configuration, or needs more GPUs.
     """
     config = ServingConfig.from_json((package / SERVING_FILE).read_text(encoding="utf-8"))
@@ -91,12 +92,20 @@ async def serve(package: Path, port: int, gpus: list[str]) -> None:
             )
             listener.listen(_CONNECTIONS)
             print(dump_json({"url": f"http://{_HOST}:{port}"}), flush=True)
+            failure = asyncio.create_task(replicas.wait_for_failure())
+            failure.add_done_callback(lambda _: _stop(server))
             await server.serve(sockets=[listener])
+            # After a signal it has not come to this.
+            await failure
         finally:
             for number in _SIGNALS:
                 # A second signal must not leave processes.
                 signal.signal(number, signal.SIG_IGN)
             await replicas.stop()
+
+
+def _stop(server: uvicorn.Server) -> None:
+    server.should_exit = True
 
 
 def http_server(replicas: Replicas) -> uvicorn.Server:
