@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SOURCE = """
 import os
+import subprocess
 import time
 from pathlib import Path
 import torch
@@ -45,6 +46,8 @@ class Model(torch.nn.Module):
             os._exit(0)
         if (x < 0).any():
             os._exit(7)
+        if (x == 99).any():
+            subprocess.Popen(["sleep", "600"])
         while (x == 99).any() and HELD.exists():
             time.sleep(0.01)
         return 2 * x
@@ -229,12 +232,17 @@ def test_a_stop_answers_the_requests_that_have_begun(serve: Serve) -> None:
 
 
 def test_replicas_end_with_a_server_that_is_killed(serve: Serve) -> None:
+    """One computes, and has started a process."""
     with serve(replicas=2) as served:
-        replicas = [psutil.Process(each) for each in served.replicas()]
-        assert len(replicas) == 2
-        served.server.process.kill()
-        psutil.wait_procs(replicas, timeout=300)
-        assert not [each for each in replicas if each.is_running()]
+        held = served.hold()
+        server = psutil.Process(served.server.process.pid)
+        started = server.children(recursive=True)
+        assert len(started) == 3
+        server.kill()
+        psutil.wait_procs(started, timeout=300)
+        assert not [each for each in started if each.is_running()]
+        with pytest.raises(ConnectionError):
+            held.result()
 
 
 def test_clients_that_leave_disturb_nobody(serve: Serve) -> None:

@@ -73,7 +73,7 @@ class Replica:
         try:
             await self._wait_until_loaded()
         except BaseException:
-            # It does not see that its channel is closed before the model is loaded.
+            # It does not see that its channel is closed before PyTorch is imported.
             self._kill_group()
             await self.stop()
             raise

@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import select
+import signal
 import socket
+import threading
 from pathlib import Path
 
 from cloudtrain_runtime.serving.channel import READY, Message, open_channel
@@ -25,6 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     # Programs that the Task starts must not keep it open.
     os.set_inheritable(options.channel, False)
+    threading.Thread(target=_end_with_server, args=(options.channel,), daemon=True).start()
     asyncio.run(_serve(options.package, socket.socket(fileno=options.channel)))
 
 
@@ -46,7 +50,25 @@ async def _serve(package: Path, end: socket.socket) -> None:
     channel = await open_channel(end, start, has_ended.set)
     channel.send(READY)
     await has_ended.wait()
-    # Nobody takes answers any more. The interpreter's own end waits for threads, and takes a second with PyTorch.
+    _end()
+
+
+def _end_with_server(channel: int) -> None:
+    """Wait until the server has closed its end, also while the model loads or computes, and end."""
+    poll = select.poll()
+    # Its end is always reported.
+    poll.register(channel, 0)
+    poll.poll()
+    _end()
+
+
+def _end() -> None:
+    """End this process and what the Task has started: nobody takes answers any more.
+
+    The interpreter's own end waits for threads, and takes a second with PyTorch.
+    """
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
