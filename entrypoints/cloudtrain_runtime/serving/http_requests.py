@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from cloudtrain_runtime.contract.host_header import host_name
+from cloudtrain_runtime.contract.redaction import redact
 from cloudtrain_runtime.contract.serving_config import MAX_REQUEST_BYTES
 from cloudtrain_runtime.serving.payloads import Answer, RequestError, error_answer
 from cloudtrain_runtime.serving.request_memory import BODY_SECONDS, RequestMemory
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 _LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost")
 _PATHS: Final = ("/", "/invocations")
@@ -53,12 +60,17 @@ class RequestHandler:
             answer = error_answer(error.status, error.message)
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
+        except Exception:  # noqa: BLE001 (a fault of this server, which its clients see as one)
+            sys.stderr.write(redact(traceback.format_exc()))
+            answer = error_answer(500, "the server has a fault; its log has the reason")
+        if self._is_local:
+            return _CountedResponse(answer, self._memory)
         return Response(answer.body, status_code=answer.status, media_type=answer.kind)
 
     async def _answer(self, request: Request) -> Answer:
         if self._is_local:
             _refuse_web_pages(request)
-        path = request.url.path.rstrip("/") or "/"
+        path = str(request.scope["path"]).rstrip("/") or "/"
         if path == "/ping":
             _require_method(request, "GET", "HEAD")
             return await self._model.ping()
@@ -86,17 +98,44 @@ class RequestHandler:
             return await self._model.answer(kind, accept, body)
 
 
+class _CountedResponse(Response):
+    """A response whose content counts as memory of the server until the client has read it."""
+
+    def __init__(self, answer: Answer, memory: RequestMemory) -> None:
+        super().__init__(answer.body, status_code=answer.status, media_type=answer.kind)
+        self._memory = memory
+
+    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+        """Send it, or an error where clients that do not read hold too much."""
+        try:
+            with self._memory.answer(len(self.body)):
+                await self._send(send)
+        except RequestError as error:
+            refusal = error_answer(error.status, error.message)
+            self.status_code, self.body = refusal.status, refusal.body
+            self.headers["content-type"] = refusal.kind
+            self.headers["content-length"] = str(len(refusal.body))
+            await self._send(send)
+
+    async def _send(self, send: Send) -> None:
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        # The server takes this last part when the client has read most of the content.
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def _refuse_web_pages(request: Request) -> None:
     """Refuse requests of web pages: other origins, and names that lead here by DNS rebinding."""
-    if "origin" in request.headers or request.url.hostname not in _LOOPBACK_NAMES:
+    host = host_name(request.headers.get("host", ""))
+    if "origin" in request.headers or host not in _LOOPBACK_NAMES:
         raise RequestError(403, "this server answers programs of this machine only, not web pages")
 
 
 def _require_method(request: Request, *methods: str) -> None:
     if request.method not in methods:
-        raise RequestError(
-            405, f"{request.url.path[:100]} takes {methods[0]}, not {request.method}"
-        )
+        path = request.scope["path"][:100]
+        raise RequestError(405, f"{path} takes {methods[0]}, not {request.method}")
 
 
 async def _read_body(request: Request, count: Callable[[int], None]) -> bytes:

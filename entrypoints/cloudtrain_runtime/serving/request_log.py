@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _ID_HEADER: Final = "x-request-id"
 _ID: Final = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _LONGEST_PATH: Final = 100
+_FAULT: Final = 500
+"""Status in the log of a request that was cancelled, or whose response could not be sent."""
 
 
 def log_requests(handler: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
@@ -34,14 +36,18 @@ def log_requests(handler: Callable[[Request], Awaitable[Response]]) -> ASGIApp:
         request = Request(scope, receive)
         given = request.headers.get(_ID_HEADER, "")
         name = given if _ID.fullmatch(given) else str(uuid.uuid4())
-        response = await handler(request)
-        response.headers[_ID_HEADER] = name
-        await response(scope, receive, send)
-        milliseconds = (time.perf_counter() - began) * 1000
-        # As it was sent, so without line ends, which would begin another line of the log.
-        path = scope["raw_path"][:_LONGEST_PATH].decode("ascii", "replace")
-        what = f"{request.method} {path} {response.status_code} {milliseconds:.1f}ms"
-        sys.stderr.write(redact(f"INFO {_now()} {name} -- {what}\n"))
+        status = _FAULT
+        try:
+            response = await handler(request)
+            response.headers[_ID_HEADER] = name
+            await response(scope, receive, send)
+            status = response.status_code
+        finally:
+            milliseconds = (time.perf_counter() - began) * 1000
+            # As it was sent, so without line ends, which would begin another line of the log.
+            path = scope["raw_path"][:_LONGEST_PATH].decode("ascii", "replace")
+            what = f"{request.method} {path} {status} {milliseconds:.1f}ms"
+            sys.stderr.write(redact(f"INFO {_now()} {name} -- {what}\n"))
 
     return application
 

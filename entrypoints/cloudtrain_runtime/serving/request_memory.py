@@ -15,7 +15,7 @@ from cloudtrain_runtime.serving.payloads import RequestError
 MOST_CONTENT_BYTES: Final = 2**30
 """Memory for the content of all requests. One that needs more is read alone."""
 MOST_BODY_BYTES: Final = 2**28
-"""Memory for the bodies of all requests while they arrive."""
+"""Memory for the bodies of all requests while they arrive, and of all answers while they are sent."""
 WAIT_SECONDS: Final = 60.0
 """Longest wait for memory, which is the time that SageMaker gives an invocation."""
 BODY_SECONDS: Final = 30.0
@@ -47,6 +47,26 @@ class RequestMemory:
 
         try:
             yield count
+        finally:
+            self._bodies -= size
+
+    @contextlib.contextmanager
+    def answer(self, size: int) -> Iterator[None]:
+        """Hold the memory of an answer until its client has read it, beside the bodies that arrive.
+
+        Args:
+            size: Its bytes. One that is larger than all may be is sent alone.
+
+        Raises:
+            RequestError: it does not fit.
+        """
+        if self._bodies and self._bodies + size > MOST_BODY_BYTES:
+            raise RequestError(
+                503, "the server has too many answers that nobody reads: try again later"
+            )
+        self._bodies += size
+        try:
+            yield
         finally:
             self._bodies -= size
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -27,9 +29,11 @@ from cloudtrain_runtime.serving.replicas import Replicas
 if TYPE_CHECKING:
     import uvicorn
 
+    from cloudtrain_runtime.serving.http_requests import Model
+
 _HOST = "127.0.0.1"
 _PARENT_SECONDS = 1.0
-_CONNECTIONS = 2048
+_CONNECTIONS = 128
 """Most connections that wait until the server takes them."""
 _LAST_REQUESTS_SECONDS = 10
 """How long requests that have begun may take after a signal."""
@@ -46,6 +50,7 @@ def main() -> None:
     for number in _SIGNALS:
         signal.signal(number, _end)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    _allow_connections()
     found = [each for each in options.gpus.split(",") if each]
     try:
         asyncio.run(serve(options.package.resolve(), options.port, found))
@@ -56,6 +61,14 @@ def main() -> None:
 def _end(*_: object) -> None:
     """End the server, also while it starts: the exception leaves the event loop, which ends its tasks."""
     raise SystemExit(0)
+
+
+def _allow_connections() -> None:
+    """Let this process have as many descriptors as the machine allows: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # macOS allows fewer than it names.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _end_with_parent(parent: int) -> None:
@@ -108,15 +121,18 @@ def _stop(server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-def http_server(replicas: Replicas) -> uvicorn.Server:
-    """Return the HTTP server of replicas. At a signal it answers the requests that have begun, and ends."""
+def http_server(model: Model) -> uvicorn.Server:
+    """Return the HTTP server of a model. At a signal it answers the requests that have begun, and ends."""
     import uvicorn
 
+    from cloudtrain_runtime.serving.connections import Connection
     from cloudtrain_runtime.serving.http_requests import RequestHandler
     from cloudtrain_runtime.serving.request_log import log_requests
 
     config = uvicorn.Config(
-        log_requests(RequestHandler(replicas, is_local=True)),
+        log_requests(RequestHandler(model, is_local=True)),
+        # Of h11: httptools, which uvicorn prefers, has no limit on the size of a head.
+        http=Connection,
         log_config=None,
         access_log=False,
         # Nothing is between it and its clients.

@@ -8,6 +8,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from cloudtrain.support.proxies import LOOPBACK_NAMES
+from cloudtrain_runtime.contract.host_header import host_name
 
 CONTENT_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -47,12 +48,12 @@ class AccessControl:
             needs_token: Whether it reads or changes runs.
         """
         host = headers.get("host", "")
-        if (name := _host_name(host)) not in LOOPBACK_NAMES | self._allowed:
+        if (name := host_name(host)) not in LOOPBACK_NAMES | self._allowed:
             return (
                 f"the dashboard is not reached as {name!r}; to allow this name: --allowed-host NAME"
             )
         origin = urlsplit(headers.get("origin", f"//{host}")).netloc
-        if origin != host and _host_name(origin) not in self._allowed:
+        if origin != host and host_name(origin) not in self._allowed:
             return "the dashboard rejects requests from other web pages"
         if not needs_token:
             return ""
@@ -60,12 +61,4 @@ class AccessControl:
             return "the dashboard rejects requests from other web pages"
         if not hmac.compare_digest(headers.get("authorization", ""), f"Bearer {self._token}"):
             return "the token is missing or wrong: open the address that `cloudtrain dashboard` has printed"
-        return ""
-
-
-def _host_name(host: str) -> str:
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        # Such as an unfinished IPv6 address.
         return ""
