@@ -1,6 +1,6 @@
 """Models, endpoint configurations and endpoints in the sandbox through clients of AWS.
 
-What runs behind them is tested with Ray: tests/ecosystem/test_serving.py.
+What runs behind them is tested with models that really answer: test_served_models.py.
 """
 
 from __future__ import annotations

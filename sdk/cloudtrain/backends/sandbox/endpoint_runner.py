@@ -89,7 +89,7 @@ class EndpointRunner:
     def _fetch(self, folder: Path, package: Path) -> None:
         if not self._uri:
             raise StagingError(
-                "cloudtrain sandbox: a model needs ModelDataUrl with a package for Ray Serve"
+                "cloudtrain sandbox: a model needs ModelDataUrl with a package of cloudtrain deploy"
             )
         package.mkdir(parents=True)
         archive = folder / "model.tar.gz"
