@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.errors import UserError
+from cloudtrain.features.serving.package import ServingOptions
+from cloudtrain.features.serving.served_run import serve
+from cloudtrain_runtime.contract.serving_devices import assign_devices
 from cloudtrain_runtime.serving.batches import Batches
 from cloudtrain_runtime.serving.channel import Message, open_channel
-from cloudtrain_runtime.serving.devices import assign_devices
 
 THREADS = (None, ThreadPoolExecutor(1))
 
@@ -167,11 +170,20 @@ def test_each_replica_has_gpus_of_its_own(
 @pytest.mark.parametrize(
     ("replicas", "gpus", "reason"),
     [
-        (3, 0.7, "3 replicas of 0.7 GPUs do not fit: this machine has 2"),
-        (2, 2, "2 replicas of 2 GPUs do not fit"),
+        (3, 0.7, "3 x 0.7 GPUs are needed, and this machine has 2: enough for 2 replicas"),
+        (2, 2, "2 x 2 GPUs are needed, and this machine has 2: enough for 1 replicas"),
         (1, 1.5, "a part of one GPU, or several whole ones; got 1.5"),
     ],
 )
 def test_gpus_that_do_not_suffice_are_an_error(replicas: int, gpus: float, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         assign_devices(replicas, gpus, ["0", "1"])
+
+
+def test_serve_refuses_what_the_server_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they need less than two GPUs, of which each has room for one."""
+    pytest.importorskip("torch")
+    pytest.importorskip("uvicorn")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(UserError, match=r"3 x 0\.6 GPUs are needed.*: enough for 2 replicas"):
+        serve("a-run", ServingOptions(replicas=3, gpus=0.6))

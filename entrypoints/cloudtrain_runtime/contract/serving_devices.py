@@ -1,4 +1,4 @@
-"""The GPUs of each replica."""
+"""The GPUs of each replica of a served model."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def assign_devices(replicas: int, gpus: float, found: Sequence[str]) -> list[str
     places = [",".join(group) for group in groups if len(group) == each for _ in range(sharing)]
     if len(places) < replicas:
         raise ValueError(
-            f"{replicas} replicas of {gpus:g} GPUs do not fit: this machine has {len(found)}"
+            f"{replicas} x {gpus:g} GPUs are needed, and this machine has {len(found)}: "
+            f"enough for {len(places)} replicas"
         )
     return places[:replicas]

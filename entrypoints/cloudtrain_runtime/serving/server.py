@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain_runtime.contract.serving_config import SERVING_FILE, ServingConfig
+from cloudtrain_runtime.contract.serving_devices import assign_devices
 from cloudtrain_runtime.contract.strict_json import dump_json
-from cloudtrain_runtime.serving.devices import assign_devices
 from cloudtrain_runtime.serving.replica import ReplicaError
 from cloudtrain_runtime.serving.replicas import Replicas
 

@@ -17,6 +17,7 @@ from cloudtrain.features.serving.package import ServingOptions, make_package
 from cloudtrain.runs.run import RunLike
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.argument_types import check_type
+from cloudtrain_runtime.contract.serving_devices import assign_devices
 
 _LOG = "server.log"
 _POLL_SECONDS = 0.5
@@ -88,16 +89,15 @@ def serve(
 
 def _check_gpus(options: ServingOptions) -> None:
     """Raise a UserError if this machine has fewer GPUs than the replicas need."""
-    needed = options.gpus * options.replicas
-    found = len(visible_gpus())
-    if needed > found:
-        hint = "choose fewer --replicas or --gpus"
-        if not found:
-            hint = "leave out --gpus to serve on the CPU"
-        raise UserError(
-            f"{options.replicas} x {options.gpus:g} GPUs are needed, and this machine has {found}",
-            hint,
-        )
+    found = visible_gpus()
+    hint = "choose fewer --replicas or --gpus"
+    if not found:
+        hint = "leave out --gpus to serve on the CPU"
+    try:
+        # By the rule of the server.
+        assign_devices(options.replicas, options.gpus, found)
+    except ValueError as error:
+        raise UserError(str(error), hint) from None
 
 
 @contextmanager
