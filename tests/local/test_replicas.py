@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import pytest
 from support.jobs import until
 from support.serving import JSON, Answer, Content, send_all, sender, write_package
 
+from cloudtrain.backends.container.machine import free_port
 from cloudtrain.backends.container.model_server import LocalServer
 from cloudtrain.errors import UserError
 from cloudtrain_runtime.contract.serving_config import ServingConfig
@@ -198,6 +200,30 @@ def test_a_server_short_of_descriptors_recovers(serve: Serve) -> None:
         until(lambda: "cannot start a process with the model: " in served.log.read_text())
         server.rlimit(psutil.RLIMIT_NOFILE, before)
         assert served.ask(3) == twice(3)
+
+
+def test_a_fault_in_keeping_a_replica_ends_the_server(tmp_path: Path) -> None:
+    """Nobody reads what the server says about a replica that has ended, so to say it is an error."""
+    package = write_package(
+        tmp_path / "package", SOURCE, ServingConfig("run", "served:Twice", replicas=2)
+    )
+    argv = [sys.executable, "-m", "cloudtrain_runtime.serving.server", str(package), "--port"]
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(
+            [*argv, str(free_port())],
+            cwd=package,
+            env={**os.environ, "PYTHONPATH": str(package)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    assert server.stdout is not None
+    assert b"url" in server.stdout.readline()
+    server.stdout.close()
+    replicas = psutil.Process(server.pid).children()
+    replicas[0].kill()
+    assert server.wait(300) == 1
+    assert "error: [Errno 32] Broken pipe" in (tmp_path / "log").read_text()
+    assert not [each for each in replicas if each.is_running()]
 
 
 def test_no_request_goes_to_a_process_that_has_ended(serve: Serve) -> None:
