@@ -205,6 +205,8 @@ def test_loopback_names_are_accepted_with_any_port(host: str) -> None:
         ({"host": "127.0.0.1:8787", "origin": "http://evil.example"}, "other web pages"),
         ({"host": "127.0.0.1:8787", "origin": "http://127.0.0.1:8788"}, "other web pages"),
         ({"host": "127.0.0.1:8787", "origin": "null"}, "other web pages"),
+        ({"host": "127.0.0.1:8787", "origin": "http://["}, "other web pages"),
+        ({"host": "127.0.0.1:8787", "origin": "http://127.0.0.1:8787/x"}, "other web pages"),
         ({"host": "127.0.0.1:8787", "sec-fetch-site": "cross-site"}, "other web pages"),
         ({"host": "127.0.0.1:8787", "authorization": ""}, "token is missing or wrong"),
         ({"host": "127.0.0.1:8787", "authorization": "Bearer Secret"}, "token is missing or wrong"),

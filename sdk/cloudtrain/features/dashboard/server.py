@@ -313,7 +313,8 @@ def _listen(port: int | None) -> socket.socket:
         UserError: the port is in use.
     """
     for each in (DEFAULT_PORT, 0) if port is None else (port,):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # asyncio sends small answers at once only where the socket names its protocol.
+        listener = socket.socket(proto=socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", each))
