@@ -325,8 +325,10 @@ def test_a_lost_server_ends_its_workers_and_the_run(
     """Without the server the agent receives no exit codes, so it ends the workers."""
     worker = "write('forked', os.getppid(), os.getpid())\ntime.sleep(600)\n"
     agent = start(tmp_path, worker, restarts=1, **settings)
-    first = written(tmp_path, "forked", 2)
-    os.kill(int(first[0][0]), signal.SIGKILL)
+    server = psutil.Process(int(written(tmp_path, "forked", 2)[0][0]))
+    # It waits for requests again when it has told the agent of both workers.
+    until(lambda: server.status() == psutil.STATUS_SLEEPING)
+    server.kill()
     assert agent.wait(300) == 1, (tmp_path / "log").read_text()
     assert "the process that forks the ranks has ended" in (tmp_path / "log").read_text()
     assert not any(is_running(int(words[1])) for words in written(tmp_path, "forked", 2))
