@@ -6,11 +6,9 @@ import contextlib
 import io
 import json
 import select
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -22,10 +20,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from support.jobs import EXAMPLES, command, until
+from support.jobs import command, until
 from support.serving import (
     JSON,
     Content,
+    copied_digits,
     digit_requests,
     direct_answers,
     environment,
@@ -45,9 +44,8 @@ SLOW = 80
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="serving-", dir="/tmp") as folder:
-        shutil.copytree(EXAMPLES / "digits", Path(folder) / "digits")
-        yield Path(folder)
+    with copied_digits() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from support.jobs import EXAMPLES, command
-from support.serving import digit_requests, direct_answers, environment, train_digits
+from support.serving import (
+    copied_digits,
+    digit_requests,
+    direct_answers,
+    environment,
+    train_digits,
+)
 
 pytest.importorskip("uvicorn")
 pytestmark = [pytest.mark.processes, pytest.mark.aws, pytest.mark.timeout(600)]
@@ -24,9 +30,8 @@ INVOCATIONS = 1000
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="serving-", dir="/tmp") as folder:
-        shutil.copytree(EXAMPLES / "digits", Path(folder) / "digits")
-        yield Path(folder)
+    with copied_digits() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module", autouse=True)

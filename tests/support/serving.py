@@ -10,8 +10,10 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import numpy as np
 
 from cloudtrain.bundle.contents import RUNTIME_FOLDER
 from cloudtrain_runtime.contract.serving_config import ServingConfig
-from support.jobs import command
+from support.jobs import EXAMPLES, command
 
 JSON = "application/json"
 NPY = "application/x-npy"
@@ -46,6 +48,14 @@ def as_npy(array: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, array)
     return out.getvalue()
+
+
+@contextmanager
+def copied_digits() -> Iterator[Path]:
+    """Copy the example into an empty folder, which is deleted in the end; yield that folder."""
+    with tempfile.TemporaryDirectory(prefix="serving-", dir="/tmp") as folder:
+        shutil.copytree(EXAMPLES / "digits", Path(folder) / "digits")
+        yield Path(folder)
 
 
 def digit_requests(count: int) -> list[Content]:
