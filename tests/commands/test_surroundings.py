@@ -41,7 +41,10 @@ def test_closed_streams_are_no_error(words: str, closed: str) -> None:
 def test_a_full_output_device_is_reported_once(words: str) -> None:
     done = in_shell(f"cloudtrain {words} > /dev/full")
     assert done.returncode == 2
-    assert done.stderr.count("error: the output cannot be written: No space left on device") == 1
+    assert (
+        done.stderr.count("error: the output or a file cannot be written: No space left on device")
+        == 1
+    )
 
 
 def test_a_closed_pipe_is_no_error() -> None:

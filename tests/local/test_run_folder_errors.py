@@ -100,17 +100,45 @@ def test_commands_work_with_a_full_disk(
     assert json.loads((folder / "state.json").read_text())["state"] == "STOPPED"
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("left_bytes", [1_400_000, 1_700_000])
-def test_a_disk_that_is_full_at_the_start_is_named(
-    cli: Cli, disk: Path, job: Callable[..., Path], left_bytes: int
-) -> None:
+@pytest.fixture
+def almost_full(cli: Cli, disk: Path, job: Callable[..., Path]) -> Callable[[int], Finished]:
+    """Return a function that submits a job to a disk with some free bytes, which holds the job's code already."""
     environ = {"CLOUDTRAIN_HOME": str(disk)}
     path = job(JOB, spin_py="print('not reached')")
-    fill(disk, left_bytes=left_bytes)
-    done = cli("submit", path, "--local", "--follow", "--json", environ=environ)
+    submit = ("submit", path, "--local", "--follow", "--json")
+    first = cli(*submit, environ=environ)
+    assert first.code == 0, first.err
+    shutil.rmtree(disk / "runs" / first.json["run"])
+
+    def call(left_bytes: int) -> Finished:
+        fill(disk, left_bytes=left_bytes)
+        return cli(*submit, environ=environ)
+
+    return call
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("left_bytes", [0, 4096, 12_288, 20_480])
+def test_a_disk_without_space_for_a_run_gets_no_run(
+    almost_full: Callable[[int], Finished], cli: Cli, disk: Path, left_bytes: int
+) -> None:
+    failed = almost_full(left_bytes)
+    assert failed.code == 2
+    assert f"error: {disk / 'runs'}/" in failed.err
+    assert "cannot be created: No space left on device" in failed.err
+    assert list((disk / "runs").iterdir()) == []
+    assert cli("list", "--json", environ={"CLOUDTRAIN_HOME": str(disk)}).json["runs"] == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("left_bytes", [65_536, 400_000])
+def test_a_disk_that_is_full_at_the_start_is_named(
+    almost_full: Callable[[int], Finished], cli: Cli, disk: Path, left_bytes: int
+) -> None:
+    done = almost_full(left_bytes)
     assert done.code == 4, done.err
     assert "the disk is full" in done.json["reason"]
+    environ = {"CLOUDTRAIN_HOME": str(disk)}
     explained = cli("explain", done.json["run"], "--json", environ=environ).json
     assert explained["class"] == "disk_full", explained
 

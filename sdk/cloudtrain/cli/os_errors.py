@@ -32,8 +32,8 @@ def describe_os_error(error: OSError) -> UserError | None:
         return None
     if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return UserError(
-            f"the output cannot be written: {error.strerror}",
-            "free some space where the output goes",
+            f"the output or a file cannot be written: {error.strerror}",
+            "free some space where the output goes, and where local runs are: CLOUDTRAIN_HOME",
         )
     place = "the output" if error.filename is None else os.fsdecode(error.filename)
     return UserError(f"{place}: {error.strerror}", _HINTS[error.errno])

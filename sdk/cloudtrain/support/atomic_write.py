@@ -21,7 +21,7 @@ def write_atomically(
         errors: How characters are written that UTF-8 lacks, as in `str.encode`.
 
     Raises:
-        OSError: the file cannot be written. It is unchanged, and no temporary file remains.
+        OSError: the file cannot be written, which the error names. It is unchanged, and no temporary file remains.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -29,8 +29,11 @@ def write_atomically(
             partial.touch(0o600)
         partial.write_text(text, encoding="utf-8", errors=errors, newline="")
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            # A write fails without the name of its file.
+            error.filename = str(path)
         raise
 
 

@@ -7,6 +7,7 @@ import fcntl
 import functools
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import time
@@ -273,25 +274,43 @@ class LocalBackend(OnlyRuns):
             python = prepare_environment(
                 self.home / FOLDER, archive, plan.config.requirements, self._steps
             )
+        folder = self._create_folder(plan, python)
+        self._start(folder)
+        return Run(plan.run, self)
+
+    def _create_folder(self, plan: Plan, python: Path | None) -> Path:
+        """Create the folder of a run with all that its supervisor reads, or nothing.
+
+        Args:
+            plan: The run's plan.
+            python: Interpreter of the run's environment, or None for this process's.
+
+        Raises:
+            UserError: The folder cannot be created, or the disk is full.
+        """
         folder = self.runs / plan.run
         try:
             make_home(self.runs.parent)
             # Logs and code are private.
             self.runs.mkdir(mode=0o700, exist_ok=True)
-            (folder / "config").mkdir(parents=True)
+            folder.mkdir()
         except OSError as error:
-            hint = "choose another folder for local runs: CLOUDTRAIN_HOME"
-            raise UserError(f"{folder}: cannot be created: {error.strerror}", hint) from None
-        (folder / "config" / CONFIG_FILE).write_text(plan.config.to_json(), encoding="utf-8")
-        (folder / _REQUEST_FILE).write_text(
-            dump_json(plan.request, indent=1) + "\n", encoding="utf-8"
-        )
-        (folder / PLAN_FILE).write_text(plan.to_file() + "\n", encoding="utf-8")
-        if python is not None:
-            JobFolder(folder).interpreter.write_bytes(os.fsencode(python))
-        write_state(folder, RecordedState(State.QUEUED))
-        self._start(folder)
-        return Run(plan.run, self)
+            raise _not_created(folder, error) from None
+        try:
+            (folder / "config").mkdir()
+            (folder / "config" / CONFIG_FILE).write_text(plan.config.to_json(), encoding="utf-8")
+            (folder / _REQUEST_FILE).write_text(
+                dump_json(plan.request, indent=1) + "\n", encoding="utf-8"
+            )
+            (folder / PLAN_FILE).write_text(plan.to_file() + "\n", encoding="utf-8")
+            if python is not None:
+                JobFolder(folder).interpreter.write_bytes(os.fsencode(python))
+            write_state(folder, RecordedState(State.QUEUED))
+        except OSError as error:
+            # Nothing was started, so the id names no run.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise _not_created(folder, error) from None
+        return folder
 
     def _start(self, folder: Path) -> None:
         """Start the supervisor of a run and wait until it has recorded its process id.
@@ -601,6 +620,13 @@ class LocalBackend(OnlyRuns):
                 f"there is no local run {run} in {self.runs}", "see: cloudtrain list"
             )
         return self.runs / run
+
+
+def _not_created(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{folder}: cannot be created: {error.strerror}",
+        "choose another folder for local runs: CLOUDTRAIN_HOME",
+    )
 
 
 def _events(tail: LineTail) -> Iterator[dict[str, Any]]:
