@@ -175,7 +175,7 @@ def _describe(value: Any) -> dict[str, Any]:
 def _members(value: type) -> Iterator[tuple[str, Any]]:
     if issubclass(value, enum.Enum):
         yield from ((name, {"value": str(each.value)}) for name, each in value.__members__.items())
-    elif "__init__" in vars(value):
+    elif _has_own_init(value):
         yield "__init__", {"parameters": _parameters(value.__init__)}  # type: ignore[misc]
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     for name in [*(field.name for field in fields), *getattr(value, "model_fields", {})]:
@@ -184,6 +184,12 @@ def _members(value: type) -> Iterator[tuple[str, Any]]:
     for kind in reversed(value.__mro__):
         if kind.__module__.startswith("cloudtrain"):
             yield from _own_members(kind)
+
+
+def _has_own_init(value: type) -> bool:
+    """Whether the constructor is written in this project, in the class or in a base of it."""
+    owner = next(kind for kind in value.__mro__ if "__init__" in vars(kind))
+    return owner.__module__.startswith("cloudtrain")
 
 
 def _own_members(kind: type) -> Iterator[tuple[str, Any]]:

@@ -1,11 +1,10 @@
-"""The protocol of backends, and what a backend is opened with."""
+"""The protocol of backends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cloudtrain.errors import UserError
@@ -14,7 +13,6 @@ from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import BackendFacts
-from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -27,34 +25,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.previous_run import PreviousRun
     from cloudtrain.settings.settings import Settings
     from cloudtrain.support.checks import Check
-
-
-@dataclass(frozen=True)
-class BackendContext:
-    """What a backend is opened with.
-
-    Attributes:
-        home: Folder of local runs (`.cloudtrain`) for new runs.
-        load_settings: Returns the account's settings; a backend that needs none does not read them.
-        load_prices: Returns the newest prices on this machine.
-        other_homes: Folders of local runs where runs are looked up, too.
-        installs: Whether local runs use an environment with their requirements.
-        cuda_on_cpu: Whether local runs use a stand-in for CUDA.
-        steps: Receives what takes long, such as an installation.
-    """
-
-    home: Path
-    load_settings: Callable[[], Settings]
-    load_prices: Callable[[], Prices]
-    other_homes: tuple[Path, ...] = ()
-    installs: bool = False
-    cuda_on_cpu: bool = False
-    steps: Steps = field(default_factory=Steps)
-
-    @property
-    def homes(self) -> tuple[Path, ...]:
-        """All folders of local runs."""
-        return (self.home, *self.other_homes)
 
 
 def make_storage_environ(

@@ -55,10 +55,10 @@ _follow_option = click.option(
 @json_option
 def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     """Check a job file and report every problem with line and column. Offline; needs no credentials."""
-    from cloudtrain.client.client import Client
+    from cloudtrain.client.offline import OfflineClient
 
     try:
-        spec = Client().validate(job.load(), backend=backend)
+        spec = OfflineClient().validate(job.load(), backend=backend)
     except SpecError as error:
         console.print_problems(error, as_json=as_json)
         return EXIT_USER
@@ -94,12 +94,12 @@ def plan(
 ) -> None:
     """Show everything that a submit would send. Offline; needs no credentials."""
     from cloudtrain.client.account import find_settings
-    from cloudtrain.client.client import Client
+    from cloudtrain.client.offline import OfflineClient
     from cloudtrain.console.plans import ConsoleObserver, print_plan, print_warnings
 
     settings = find_settings(job.job, flags)
     with ConsoleObserver() as observer:
-        decided = Client(settings, observer=observer).plan(
+        decided = OfflineClient(settings, observer=observer).plan(
             job.load(), backend=backend, cuda_on_cpu=cuda_on_cpu
         )
     if only_request:
@@ -125,11 +125,11 @@ def plan(
 @json_option
 def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
     """List the files that are uploaded as code and those that are excluded, with sizes and reasons. Offline."""
-    from cloudtrain.client.client import Client
+    from cloudtrain.client.offline import OfflineClient
     from cloudtrain.console.plans import ConsoleObserver, print_files
 
     with ConsoleObserver() as observer:
-        contents = Client(observer=observer).files(job.load())
+        contents = OfflineClient(observer=observer).files(job.load())
     console.print_answer(
         contents.to_json, lambda: print_files(contents, show_all=show_all), as_json=as_json
     )

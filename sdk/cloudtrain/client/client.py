@@ -6,25 +6,17 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.base import Backend, make_storage_environ
-from cloudtrain.bundle import BUNDLES_FOLDER, Contents, list_contents
+from cloudtrain.bundle import BUNDLES_FOLDER
 from cloudtrain.client.home import make_home
 from cloudtrain.client.next_step import begin_again, explain_with_next_step
 from cloudtrain.client.observer import Observer
-from cloudtrain.client.planning_inputs import (
-    Job,
-    Planner,
-    check_job,
-    make_planner,
-    plan_job,
-    read_job,
-)
+from cloudtrain.client.offline import OfflineClient
+from cloudtrain.client.planning_inputs import Job, plan_job, read_job
 from cloudtrain.client.receipts import add_receipt
-from cloudtrain.client.session import Session
 from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     CloudError,
@@ -63,7 +55,7 @@ if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
 
 
-class Client:
+class Client(OfflineClient):
     """The verbs of the core, for one account. Those of features are functions that take a client.
 
     A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account. A job is
@@ -77,64 +69,6 @@ class Client:
             default the current time, and the backend's choice.
         code: Code that was read before, for all its plans; by default each reads the folders of its job.
     """
-
-    def __init__(
-        self,
-        settings: Settings | None = None,
-        *,
-        observer: Observer | None = None,
-        home: str | Path | None = None,
-        stamp: tuple[datetime, str] | None = None,
-        code: Contents | None = None,
-    ) -> None:
-        self.session = Session(settings, observer=observer, home=home, stamp=stamp, code=code)
-
-    @renamed_arguments(path="job")
-    def validate(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> JobSpec:
-        """Check a job file offline, and return the job.
-
-        Of the code folder only the files that the job names are read; `plan` reads all of it.
-
-        Raises:
-            SpecError: The job is not valid; `problems` holds every mistake with line and column.
-            UserError: The file cannot be read.
-        """
-        loaded = read_job(job)
-        return check_job(loaded, self.session.offline_inputs(loaded, backend))
-
-    @renamed_arguments(spec="job")
-    def plan(
-        self,
-        job: Job,
-        *,
-        backend: str = DEFAULT_BACKEND,
-        now: datetime | None = None,
-        suffix: str | None = None,
-        cuda_on_cpu: bool = False,
-    ) -> Plan:
-        """Return the plan of a job: everything that a submit would send. Offline.
-
-        Args:
-            job: The job.
-            backend: Where it is to run.
-            now: Time of the plan in UTC; by default the current time.
-            suffix: Six hexadecimal digits of the run id; by default from the plan's content, or random for local runs.
-            cuda_on_cpu: Plan a local run with a stand-in for CUDA.
-
-        Raises:
-            SpecError: The job cannot work.
-            BundleError: The code folder cannot be packed.
-        """
-        loaded = read_job(job, self.session.code)
-        inputs = self.session.offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
-        inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
-        return add_receipt(plan_job(loaded, inputs)[0], loaded, self.session.find_home())
-
-    def planner(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> Planner:
-        """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
-        return make_planner(
-            loaded := read_job(job, self.session.code), self.session.offline_inputs(loaded, backend)
-        )
 
     def backend(self, name: str, job: Job) -> Backend:
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
@@ -152,22 +86,6 @@ class Client:
         opened = self.session.open(backend, loaded)
         plan, _ = plan_job(loaded, self.session.inputs(opened.target(), opened))
         return opened.start_checks(plan)()
-
-    @renamed_arguments(spec="job")
-    def files(self, job: Job) -> Contents:
-        """Return the files of the bundle, the excluded files with the reason, and files that look like secrets.
-
-        Raises:
-            SpecError: The job is not valid.
-            BundleError: The code folder cannot be packed.
-        """
-        spec = read_job(job).valid_spec()
-        return list_contents(
-            spec.code_directory,
-            spec.includes,
-            home=self.session.find_home(),
-            progress=self.session.observer.on_read,
-        )
 
     def rehearse(self, job: Job, options: Any = None, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.rehearse(job, client=client)`."""

@@ -9,28 +9,31 @@ import os
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cloudtrain.backends.base import Backend, BackendContext
+from cloudtrain.backends.context import BackendContext
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.bundle import Contents
 from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.home import all_homes, find_home
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import PlanInputs, check_job, refuse_cuda_on_cpu
-from cloudtrain.client.run_names import RunNames
 from cloudtrain.errors import CloudError, CloudtrainError, UntrustedSettingsError, UserError
 from cloudtrain.job.spec import JobSpec, LoadedJob
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.known_runs import record_run
-from cloudtrain.runs.previous_run import checkpoints_of
-from cloudtrain.runs.run import Run, RunLike, reference_of
-from cloudtrain.runs.run_filter import RunFilter, submission_time
-from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import backends_without_account
 from cloudtrain.support.run_id import is_run_id
+
+if TYPE_CHECKING:
+    # A plan needs none of these, and the modules of runs take a tenth of its time.
+    from cloudtrain.backends.base import Backend
+    from cloudtrain.runs.run import Run, RunLike
+    from cloudtrain.runs.run_filter import RunFilter
+    from cloudtrain.runs.status import Status
 
 
 class Session:
@@ -105,6 +108,9 @@ class Session:
         Raises:
             RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
+        from cloudtrain.client.run_names import RunNames
+        from cloudtrain.runs.run import reference_of
+
         context = self.context()
         names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
         return names.find(reference_of(reference))
@@ -113,6 +119,8 @@ class Session:
         self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool
     ) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of several backends with their backend, newest first."""
+        from cloudtrain.runs.run_filter import submission_time
+
         sources = [
             self._list_one(each, wanted) for each in self.find_backends(names, is_named=is_named)
         ]
@@ -167,6 +175,8 @@ class Session:
         run = reference.rpartition(":")[2]
         if not is_run_id(run):
             return None
+        from cloudtrain.runs.previous_run import checkpoints_of
+
         context = self.context()
         for name in backends_without_account():
             for here in backend_package(name).find_backends(context):

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.aws.retry import Backoff
-from cloudtrain.backends.base import BackendContext, OnlyRuns
+from cloudtrain.backends.base import OnlyRuns
 from cloudtrain.backends.container.machine import this_machine
+from cloudtrain.backends.context import BackendContext
 from cloudtrain.backends.local.target import LocalTarget
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.backends.base import Backend, BackendContext
+    from cloudtrain.backends.base import Backend
+    from cloudtrain.backends.context import BackendContext
     from cloudtrain.planning.targets import Target
 
 

@@ -10,7 +10,8 @@ from cloudtrain.support.proxies import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.backends.base import Backend, BackendContext
+    from cloudtrain.backends.base import Backend
+    from cloudtrain.backends.context import BackendContext
     from cloudtrain.planning.targets import Target
 
 

@@ -17,7 +17,8 @@ from cloudtrain.support.home_folder import make_home
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cloudtrain.backends.base import Backend, BackendContext
+    from cloudtrain.backends.base import Backend
+    from cloudtrain.backends.context import BackendContext
     from cloudtrain.backends.sandbox.process import Sandbox
     from cloudtrain.planning.targets import Target
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.base import BackendContext, TuningService, TuningTrial
+from cloudtrain.backends.base import TuningService, TuningTrial
+from cloudtrain.backends.context import BackendContext
 from cloudtrain.backends.registry import backend_package
 from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.submission import raise_failed
