@@ -29,6 +29,7 @@ from cloudtrain_runtime.contract.json_checks import (
     text,
     timestamp,
 )
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.strict_json import check_depth, dump_json
 
 Event = Mapping[str, Any]
@@ -36,7 +37,7 @@ Event = Mapping[str, Any]
 
 EVENT_PREFIX: Final = "CLOUDTRAIN "
 
-_EVENT = re.compile(re.escape(EVENT_PREFIX) + r"(?=\{)")
+_EVENT = lazy_pattern(re.escape(EVENT_PREFIX) + r"(?=\{)")
 # null represents a value that is not finite.
 _VALUE: Final = measurement
 

@@ -25,6 +25,7 @@ from cloudtrain_runtime.contract.json_checks import (
     json_object,
     timestamp,
 )
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.saved_checkpoint import size_mismatches
 from cloudtrain_runtime.contract.strict_json import (
     decode_floats,
@@ -44,7 +45,7 @@ BLOCK_BYTES: Final = 8 * 2**20
 BEST_STATE: Final = "best"
 """Entry of `Manifest.state` that names the steps with the best weights so far."""
 
-_NAME = re.compile(r"step-(\d{8,15})(?:-([0-9a-f]{8}))?", re.ASCII)
+_NAME = lazy_pattern(r"step-(\d{8,15})(?:-([0-9a-f]{8}))?", re.ASCII)
 
 
 def checkpoint_folder_name(step: int, attempt: str = "") -> str:
@@ -213,7 +214,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"  # noqa: TID251
 
 
-_RUN = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*", re.ASCII)
+_RUN = lazy_pattern(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*", re.ASCII)
 _LONGEST_RUN = 63
 """A run id is the name of a training job, which SageMaker limits so. Names outside of a run may have any such form."""
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
+
 CHECKPOINTS_VARIABLE: Final = "CLOUDTRAIN_CHECKPOINT_DIR"
 """Variable of a command with the folder that is kept: /opt/ml/checkpoints."""
 PLACEHOLDERS: Final = (
@@ -22,7 +24,7 @@ PLACEHOLDERS: Final = (
 )
 """Names that a command may use, besides those of its channels (`SM_CHANNEL_TRAIN`) and of `code.env`."""
 
-_PLACEHOLDER = re.compile(r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})")
+_PLACEHOLDER = lazy_pattern(r"\$(?:\$|(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)\})")
 
 
 def names_in(word: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote, quote_plus
 
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.token_formats import FORMATS
 
@@ -33,10 +34,10 @@ A pattern's group is kept, and the rest is redacted. It is compiled on demand: m
 """
 
 # More names than in other texts: these are members of a value that is a secret.
-_SECRET_NAME = re.compile(r"(?i)pass|secret|token|key|credential|auth")
+_SECRET_NAME = lazy_pattern(r"(?i)pass|secret|token|key|credential|auth")
 _WORDS = tuple((needle, pattern) for needles, pattern in _RULES for needle in needles.split())
 
-_KEY_LINE = re.compile(r"(\s*(?:\[[^\]\s]{1,40}\]:?\s*)?)[A-Za-z0-9+/]{1,80}={0,2}\s*")
+_KEY_LINE = lazy_pattern(r"(\s*(?:\[[^\]\s]{1,40}\]:?\s*)?)[A-Za-z0-9+/]{1,80}={0,2}\s*")
 """A line of a private key, behind the mark of its rank."""
 _KEY_LINES = 200
 """Most lines of a key, if its end is not seen."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from cloudtrain_runtime.contract import task_methods
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.python_source import find_module, parse_text, read_text
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic
 
@@ -26,7 +26,7 @@ _TASK: Final = "Task"
 _UNBOUND: Final = "?"
 _MOST_STEPS: Final = 20
 _KINDS: Final = [each.kind for each in signature(lambda a, /, b, *c, d, **e: 0).parameters.values()]  # noqa: ARG005
-_HIDDEN_BINDING: Final = re.compile(
+_HIDDEN_BINDING: Final = lazy_pattern(
     r"(?m)(?<!\.)\b(exec|eval|globals|locals|vars|setattr|delattr)\s*\(|import\s*\*|^\s*global\s"
     r"|__(dict|setattr|getattr|getattribute|new|init_subclass)__"
 )

@@ -8,14 +8,17 @@ case-sensitive, and a pattern that can match nothing, which git ignores silently
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.errors import BundleError
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_ODD_BRACKET = re.compile(r"(?<!\\)(?:\\\\)*\[[!^]?\]?[^\]/]*?(?:[\\\[/]|([-&~|])\1|\Z)")
+_ODD_BRACKET = lazy_pattern(r"(?<!\\)(?:\\\\)*\[[!^]?\]?[^\]/]*?(?:[\\\[/]|([-&~|])\1|\Z)")
 """An unclosed bracket, or one with syntax that pathspec passes to `re`, where it has another meaning: `[[:digit:]]`."""
 
 
@@ -69,7 +72,7 @@ class IgnoreFile:
         # One expression for all rules handles the common case, a name that no rule matches.
         self._by_base = _any_of(rule.expression for rule in self._rules if not rule.is_anchored)
         self._by_path = _any_of(rule.expression for rule in self._rules if rule.is_anchored)
-        self._compiled = [re.compile(rule.expression, re.DOTALL) for rule in self._rules]
+        self._compiled = [lazy_pattern(rule.expression, re.DOTALL) for rule in self._rules]
         self._opened = _any_of(prefix for rule in self._rules for prefix in _folders_above(rule))
 
     def find(self, name: str, *, is_folder: bool) -> Rule | None:
@@ -180,7 +183,7 @@ def _folders_above(rule: Rule) -> Iterator[str]:
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    return re.compile(
+    return lazy_pattern(
         "|".join(f"(?:{expression})" for expression in expressions) or r"(?!)", re.DOTALL
     )
 
@@ -192,8 +195,6 @@ def _expression(pattern: str) -> str:
         ValueError: The pattern can match nothing, or pathspec would read it differently than git.
         re.error: A range ends before it begins.
     """
-    from pathspec import GitIgnoreSpec
-
     if _ODD_BRACKET.search(pattern):
         raise ValueError(
             "a bracket must be closed and hold only characters and ranges, such as [0-9] for [[:digit:]]"
@@ -201,8 +202,24 @@ def _expression(pattern: str) -> str:
     # pathspec matches trailing stars at any depth, and removes trailing white space.
     pattern = re.sub(r"(^|/)\*\*(/\*)?$", r"\1**/?*", pattern)
     pattern = re.sub(r"(?<!\\)(\s)$", r"[\1]", pattern)
-    regex = GitIgnoreSpec.from_lines([f"/{pattern}"]).patterns[0].regex
+    regex = _to_regex(f"/{pattern}")
     if regex is None:
         raise ValueError("it matches nothing")
+    if "[" in pattern:
+        # Only a range can be invalid, and this names its line.
+        re.compile(regex)
     # git matches one level at a time: a match ends at the name itself, and a bracket never matches a slash.
-    return re.sub(r"(?<!\\)\[(?!\^/\])", "(?!/)[", regex.pattern.replace("(?P<ps_d>/)", "(?!)"))
+    return re.sub(r"(?<!\\)\[(?!\^/\])", "(?!/)[", regex.replace("(?P<ps_d>/)", "(?!)"))
+
+
+def _to_regex(pattern: str) -> str | None:
+    """Return pathspec's regular expression of a pattern, without compiling it; None if the pattern matches nothing."""
+    found: str | None = _pattern_class().pattern_to_regex(pattern)[0]
+    return found
+
+
+@functools.cache
+def _pattern_class() -> Any:
+    from pathspec import GitIgnoreSpec
+
+    return type(GitIgnoreSpec.from_lines(["name"]).patterns[0])

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from cloudtrain.catalog.source import load
 from cloudtrain.errors import nearest
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_NVME_TYPES = re.compile(
+_NVME_TYPES = lazy_pattern(
     r"ml\.(?:p3dn|p4|p5|p6|g4dn|g5|g6|gr6|g7|trn|[a-z]+\d+[a-z]*d)[a-z0-9-]*\."
 )
 
@@ -98,7 +99,7 @@ def s3_upload_bytes_per_second(instance_type: str) -> float:
     return min(measured, instance.network_gbps * _BYTES_PER_GBIT * _SHARE_OF_NETWORK)
 
 
-_TYPE = re.compile(
+_TYPE = lazy_pattern(
     r"(?:ml[.\-_ ]?)?([a-z]+)(\d+)([a-z]*(?:-(?:flex|[a-z]+\d+))?)(?:[.\-_ ]?(\d*[a-z]*))?"
 )
 _SIZES = {"medium": 0.25, "large": 0.5, "xlarge": 1.0}

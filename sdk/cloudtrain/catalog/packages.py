@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cloudtrain.catalog.images import Image
 from cloudtrain.catalog.source import Source, load, sources
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_SEPARATORS = re.compile(r"[-_.]+")
+_SEPARATORS = lazy_pattern(r"[-_.]+")
 _FIRST_WHEELS = {
     "3.12": {"numpy": "1.26.0", "pandas": "2.1.1", "scikit-learn": "1.3.1", "scipy": "1.11.2"},
     "3.13": {"numpy": "2.1.0", "pandas": "2.2.3", "scikit-learn": "1.5.2", "scipy": "1.14.1"},

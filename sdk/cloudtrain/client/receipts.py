@@ -22,6 +22,7 @@ from cloudtrain.support.atomic_write import read_bounded, write_atomically
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract.format_version import NewerFormatError, check_not_newer
 from cloudtrain_runtime.contract.json_checks import ObjectSchema, count, mapping, text
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 RECEIPT_FILE = "rehearsal.json"
@@ -32,7 +33,7 @@ PROVEN = "proven"
 _RESULTS = (PROVEN, "failed", "unknown")
 _MOST_BYTES = 100_000
 _NAME_DIGITS = 16
-_RELEASE = re.compile(r"[\w.+]{1,40}", re.ASCII)
+_RELEASE = lazy_pattern(r"[\w.+]{1,40}", re.ASCII)
 
 LONG_SECONDS = 24 * 3600
 """A run that may last longer than this is worth a rehearsal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from cloudtrain.console import DIM, coloured, column_lines, command_name
@@ -10,8 +9,9 @@ from cloudtrain.console.cells import cell_count, pad, wrapped
 from cloudtrain.console.tables import GAP
 from cloudtrain.console.terminal import terminal_width
 from cloudtrain.support.notebook.summary import Row
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_COMMAND = re.compile(r":\s+(?=cloudtrain )")
+_COMMAND = lazy_pattern(r":\s+(?=cloudtrain )")
 _LEAST_ROOM = 10
 
 

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
-_SEQUENCE = re.compile(
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
+
+_SEQUENCE = lazy_pattern(
     # OSC: titles, links, the clipboard.
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"
     # DCS, SOS, PM, APC.
@@ -28,13 +30,13 @@ _SEQUENCE = re.compile(
     # Control characters except tab and newline.
     r"|[\x00-\x08\x0b-\x1f\x80-\x9f]"
 )
-_HIDDEN = re.compile(
+_HIDDEN = lazy_pattern(
     # Marks that change the order of what follows.
     "[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
     # Invisible ones.
     "|[\u00ad\u200b\u2060-\u2064\ufeff]"
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOUR = lazy_pattern(r"\x1b\[[0-9;:]*m")
 _RESETS = frozenset({"\x1b[m", "\x1b[0m"})
 _COLUMNS = 80
 

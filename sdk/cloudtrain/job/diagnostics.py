@@ -21,6 +21,7 @@ from cloudtrain.job.request_members import FIELDS
 from cloudtrain.secrets.values import is_secret_name, mask_secrets
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.redaction import REPLACEMENT
 
 DEFER_CROSS_FIELD_CHECKS = object()
@@ -253,7 +254,7 @@ _MAIN_FIELDS = {
     "output": "uri",
 }
 """Fields that a section is likely to mean which has one text as its value."""
-_PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
+_PAIR = lazy_pattern(r"([A-Za-z_][\w.-]*)=(.*)")
 _NAME_AND_VALUE = (("name", "value"), ("key", "value"), ("name", "regex"))
 
 
@@ -611,7 +612,7 @@ COMMON_WORDS = {
 """Words of other tools and of scripts, and the fields of job.yaml that stand for them."""
 OWN_ARGUMENTS = ("momentum", "optimizer", "wd", "weight_decay")
 """Words for what only the code decides."""
-_PLAIN = re.compile(r"[\w./+-]+")
+_PLAIN = lazy_pattern(r"[\w./+-]+")
 _UNITS = {"days": "d", "hours": "h", "minutes": "m", "seconds": "s"}
 
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}

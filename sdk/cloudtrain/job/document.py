@@ -7,7 +7,6 @@ YAML 1.2: `no`, `on` and `12:30` are text, and `1e-4` is a number.
 from __future__ import annotations
 
 import itertools
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,26 +16,26 @@ from typing import Any
 import yaml
 
 from cloudtrain.errors import Problem, SpecError, UserError, did_you_mean
-from cloudtrain.job.yaml_mistakes import explain, field_of_line
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _MAX_BYTES = 1_000_000
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = lazy_pattern("[\ud800-\udfff]")
 _MAX_DEPTH = 32
 _MOST_NAMES = 5
 _MAX_NODES = 100_000
 _MERGE = "<<"
 _MAX_NUMBER_CHARACTERS = 100
 """Longest text that is parsed as a number."""
-_NULL = re.compile(r"~|null|Null|NULL|")
+_NULL = lazy_pattern(r"~|null|Null|NULL|")
 SWITCH_WORDS = ("yes", "no", "on", "off")
 """Words that are booleans in YAML 1.1 and text in YAML 1.2."""
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*")
-_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-_SPECIAL_FLOAT = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_INT = lazy_pattern(r"[-+]?[0-9]+(?:_[0-9]+)*")
+_FLOAT = lazy_pattern(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
+_SPECIAL_FLOAT = lazy_pattern(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _STANDARD_TAGS = tuple(
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "merge")
@@ -211,6 +210,8 @@ def parse_document(text: str, label: str) -> Document:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
+        from cloudtrain.job.yaml_mistakes import explain
+
         found = explain(text, error)
         problem = Problem(label, found.line, found.column, "", found.message, found.hint)
         raise SpecError([problem]) from None
@@ -232,6 +233,8 @@ def parse_document(text: str, label: str) -> Document:
     if reader.is_too_large:
         raise SpecError(document.problems)
     if not isinstance(document.data, dict):
+        from cloudtrain.job.yaml_mistakes import field_of_line
+
         message = "expected a mapping of fields such as name: and code:"
         hint = f"write {field_of_line(text.splitlines()) or 'key: value'}"
         if isinstance(document.data, list) and any(
@@ -445,11 +448,11 @@ class _Reader:
         )
 
 
-_COMMENTED_VALUE = re.compile(r"\s*#(?![#!-])(?P<value>[^\s,}\]]{1,100})\s*")
+_COMMENTED_VALUE = lazy_pattern(r"\s*#(?![#!-])(?P<value>[^\s,}\]]{1,100})\s*")
 """What follows a field without a value: a comment of one word. A number, true, false or a quoted text was meant."""
 _SHOWN_CHARACTERS = 40
 _MOST_PIECES = 6
-_PIECE = re.compile(r"[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%$]+)?")
+_PIECE = lazy_pattern(r"[-+]?\d[\d_.]*(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%$]+)?")
 """A number, or the rest of one after a comma, perhaps with a unit."""
 
 
@@ -464,7 +467,7 @@ def _pieces_of_number(mapping: yaml.MappingNode, index: int) -> Iterator[yaml.Sc
         yield key
 
 
-_NO_SPACE = re.compile(r"([A-Za-z_][\w-]*):([^:].*)")
+_NO_SPACE = lazy_pattern(r"([A-Za-z_][\w-]*):([^:].*)")
 
 
 def _is_absent(value: yaml.Node) -> bool:

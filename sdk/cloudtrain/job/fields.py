@@ -11,13 +11,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     PlainSerializer,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticSerializationError
+from pydantic_core import CoreSchema, PydanticSerializationError, core_schema
 
 from cloudtrain.errors import SpecError
 from cloudtrain.job.diagnostics import (
@@ -39,15 +40,16 @@ from cloudtrain.support.units import (
     parse_money,
     parse_size,
 )
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 DURATION_PATTERN = r"^(\d{1,9}(\.\d+)?\s*[smhd]\s*)+$"
 SIZE_PATTERN = r"^\d{1,9}(\.\d+)?\s*([KMGT]i?B|B)$"
 MONEY_PATTERN = r"^(\d{1,9}(\.\d+)?\s*USD|USD\s*\d{1,9}(\.\d+)?)$"
 STEPS_PATTERN = r"^\d{1,9}\s*steps?$"
 
-_S3_URI = re.compile(rf"s3://{BUCKET_PATTERN}(?:/.*)?")
+_S3_URI = lazy_pattern(rf"s3://{BUCKET_PATTERN}(?:/.*)?")
 _S3_EXPECTED = "expected s3://bucket/prefix, with a bucket name of 3 to 63 lowercase letters, digits, dots or hyphens"
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_SCHEME = lazy_pattern(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 
 
@@ -141,6 +143,13 @@ def s3_uri_error(uri: str) -> str:
     return "" if _S3_URI.fullmatch(uri) else f'{_S3_EXPECTED}, got "{uri}"'
 
 
+class _IsInstance:
+    """Lets pydantic check the type of a parsed value; it would validate each field of a data class."""
+
+    def __get_pydantic_core_schema__(self, source: type, _: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.is_instance_schema(source)
+
+
 Duration = Annotated[
     int,
     parsed_by(parse_duration),
@@ -171,6 +180,7 @@ Dollars = Annotated[
 """US dollars, written `500 USD`."""
 Every = Annotated[
     Cadence,
+    _IsInstance(),
     parsed_by(parse_cadence),
     PlainSerializer(
         lambda value: f"{value.steps} steps" if value.steps else f"{value.seconds}s",

@@ -28,6 +28,7 @@ from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.notebook.summary import Summary
 from cloudtrain.support.units import format_duration
 from cloudtrain_runtime.contract import CODE_CHANNEL, CONFIG_CHANNEL
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 MAX_NAME_CHARACTERS = 42
 """Longest `name`: SageMaker allows 63 characters, and the run id appends `-yymmdd-hhmmss-xxxxxx`."""
@@ -45,7 +46,7 @@ RUN_TAG = f"{OWN_TAG_PREFIX}run"
 NOTIFY_TAG = f"{OWN_TAG_PREFIX}notify"
 """Tag with the ARN of the topic that gets a message at the end; the EventBridge rule in infra/notify.tf matches it."""
 
-_NAME = re.compile(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
+_NAME = lazy_pattern(r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*")
 
 
 def _check_name(value: object) -> object:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cloudtrain.job.rank_starters import starter_of_module, starter_of_program
 from cloudtrain.job.sections.code import Code
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.placeholders import names_in
 
 OWN = "own"
@@ -18,8 +18,8 @@ TORCHRUN = "torchrun"
 _RANK_PLACEHOLDERS = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
 _PREFIXES = (("env",), ("nohup",), ("uv", "run"), ("poetry", "run"), ("pipenv", "run"))
 """Words before a program, which start it as it is."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_PYTHON = re.compile(r"python[\d.]*")
+_ASSIGNMENT = lazy_pattern(r"[A-Za-z_]\w*=")
+_PYTHON = lazy_pattern(r"python[\d.]*")
 
 
 @dataclass(frozen=True)

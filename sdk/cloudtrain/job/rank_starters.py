@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
+
 
 @dataclass(frozen=True)
 class RankStarter:
@@ -93,7 +95,7 @@ SPAWNING_FUNCTIONS = frozenset(
     }
 )
 """Functions and classes that start processes in the way of `torch.multiprocessing.spawn`, or wait for them."""
-RAY_TRAINING = re.compile(r"ray\.train\.(?:\w+\.)*\w*Trainer|ray\.tune\.(?:Tuner|run)")
+RAY_TRAINING = lazy_pattern(r"ray\.train\.(?:\w+\.)*\w*Trainer|ray\.tune\.(?:Tuner|run)")
 """Names that start workers of Ray, each of which is a rank."""
 
 TRAINING_PROGRAMS = tuple(
@@ -139,7 +141,7 @@ def _text_patterns() -> Iterator[str]:
 
 
 _ANY_MODULE = "|".join(map(re.escape, _BY_MODULE))
-_TEXT = re.compile(
+_TEXT = lazy_pattern(
     rf"(?:\S*/)?(?:{'|'.join(_text_patterns())}|python\S*\s+(?:-\S+\s+)*-m\s+(?:{_ANY_MODULE}))(?:\s|$)"
     rf"|(?:{_ANY_MODULE})$"
 )

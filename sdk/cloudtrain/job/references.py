@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import keyword
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,10 +38,11 @@ from cloudtrain.support.file_pointers import (
 )
 from cloudtrain.support.notebook.summary import count
 from cloudtrain_runtime.contract import task_signatures
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.placeholders import PLACEHOLDERS, names_in
 from cloudtrain_runtime.contract.task_methods import TaskDiagnostic, training_step_conflicts
 
-_SOURCE = re.compile(r"[^\s$/-][^\s$]*\.(?:py|sh)")
+_SOURCE = lazy_pattern(r"[^\s$/-][^\s$]*\.(?:py|sh)")
 """A word of a command that names a Python or shell script below the working folder."""
 _COMMAND_HINT = "name a file of the code folder; the command starts there"
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from cloudtrain.catalog.packages import normalized
 from cloudtrain.secrets.values import contains_url_credentials
 from cloudtrain.support.container_paths import below_code
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.redaction import redact
 
 _BYTE_ORDER_MARKS = (
@@ -26,25 +27,25 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 """Longer marks first: that of UTF-32 begins with that of UTF-16. pip knows the same."""
-_COMMENT = re.compile(r"(?:^|\s)#.*$")
-_INCLUDES = re.compile(
+_COMMENT = lazy_pattern(r"(?:^|\s)#.*$")
+_INCLUDES = lazy_pattern(
     r"(?:-r|--requirement|-c|--constraint)(?:\s*=\s*|\s+|(?<=-[rc]))(?P<file>\S.*)"
 )
-_OTHER_SOURCES = re.compile(r"-i|-f|--(?:extra-)?index-url|--find-links|--no-index")
+_OTHER_SOURCES = lazy_pattern(r"-i|-f|--(?:extra-)?index-url|--find-links|--no-index")
 """Options by which pip does not ask PyPI, or not only."""
-_EDITABLE = re.compile(r"(?:-e|--editable)(?:\s*=\s*|\s+|(?<=-e))(?P<what>\S.*)")
+_EDITABLE = lazy_pattern(r"(?:-e|--editable)(?:\s*=\s*|\s+|(?<=-e))(?P<what>\S.*)")
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _VERSIONS = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[^\s,;()]+"
 _OPTIONS = r"(?:\s+-[\w-]+(?:[=\s](?!-)\S+)?)*"
-_REQUIREMENT = re.compile(
+_REQUIREMENT = lazy_pattern(
     rf"(?P<name>{_NAME})\s*(?P<extras>\[[^\]]*\])?\s*(?:@\s*(?P<url>\S+)|\(?(?P<versions>{_VERSIONS}(?:\s*,\s*{_VERSIONS})*)?"
     rf"\s*,?\s*\)?)\s*(?P<marker>;.*?)?{_OPTIONS}\s*"
 )
-_CONDA = re.compile(rf"(?P<name>{_NAME})(?:\s*=\s*|\s+)(?P<version>\d[\w.]*)(?:[\s=].*)?")
+_CONDA = lazy_pattern(rf"(?P<name>{_NAME})(?:\s*=\s*|\s+)(?P<version>\d[\w.]*)(?:[\s=].*)?")
 """A line of `conda list`, or of `conda list --export`: name, version and build."""
-_SCHEME = re.compile(r"(?:[a-z]+\+)?(?:https?|ssh|git|ftp|s3|svn|hg|bzr)://|git\+", re.IGNORECASE)
-_ARCHIVE = re.compile(r"\.(?:whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(?:$|#|\[)", re.IGNORECASE)
-_CONDA_ARCHIVE = re.compile(
+_SCHEME = lazy_pattern(r"(?:[a-z]+\+)?(?:https?|ssh|git|ftp|s3|svn|hg|bzr)://|git\+", re.IGNORECASE)
+_ARCHIVE = lazy_pattern(r"\.(?:whl|zip|tar\.gz|tgz|tar\.bz2|tar\.xz)(?:$|#|\[)", re.IGNORECASE)
+_CONDA_ARCHIVE = lazy_pattern(
     r"://\S+/(?:noarch|linux-\w+|osx-\w+|win-\w+)/\S+\.(?:conda|tar\.bz2)(?:$|#)"
 )
 _PROJECT_FILES = ("pyproject.toml", "setup.py")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from pathlib import Path
 
 from cloudtrain.job.diagnostics import options_as_fields
 from cloudtrain.job.rank_starters import TRAINING_PROGRAMS
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_DRIVE = re.compile(r"[A-Za-z]:(?:\\|$)")
+_DRIVE = lazy_pattern(r"[A-Za-z]:(?:\\|$)")
 _LAUNCHERS = ("python", *TRAINING_PROGRAMS, "srun", "mpirun", "mpiexec")
 """Words that come before a script."""
 

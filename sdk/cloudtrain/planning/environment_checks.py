@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from cloudtrain import catalog
@@ -12,9 +11,10 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import error
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain_runtime.contract.argument_variables import argument_variables
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH")
-_REFERENCE = re.compile(r"\$(?:\{\w+\}|\w+)")
+_REFERENCE = lazy_pattern(r"\$(?:\{\w+\}|\w+)")
 _PROGRAM_FOLDERS = ("/bin", "/usr/bin")
 """Folders with mkdir and tar, which unpack the code before the start."""
 _PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cloudtrain import catalog
@@ -15,10 +14,11 @@ from cloudtrain.job.static_analysis.module_search import entry_file, may_be_inst
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.tracking import wandb_mode
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _MLFLOW_PLUGIN = "sagemaker-mlflow"
 _MOST_NAMED = 3
-_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PACKAGE = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def warn_about_packages(spec: JobSpec, code: CodeInfo, image_uri: str) -> Iterator[Diagnostic]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -17,6 +16,7 @@ from cloudtrain.planning.diagnostics import Step, decision, error, warning
 from cloudtrain.planning.plan import ClusterPlan
 from cloudtrain.support.aws_names import PUBLIC_REGISTRY, parse_image
 from cloudtrain.support.field_path import FieldPath
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 TORCH_DISTRIBUTED = "torch_distributed"
 LAUNCHER_CLOUDTRAIN = "cloudtrain"
@@ -39,7 +39,7 @@ Source: NVIDIA's CUDA release notes (12.0 drops Kepler, 12.8 brings Blackwell, 1
 _OTHER_REGION = "us-west-2"
 """Region of the image that a local plan names in place of a region without AWS's images."""
 
-_AWS_NAME = re.compile(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
+_AWS_NAME = lazy_pattern(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.diagnostics import warning
 from cloudtrain.support.units import number_with_commas
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.ml_tree import CONTAINER_TREE
 from cloudtrain_runtime.contract.placeholders import (
     CHECKPOINTS_VARIABLE,
@@ -21,7 +21,7 @@ from cloudtrain_runtime.contract.placeholders import (
     names_in,
 )
 
-_PATH = re.compile(r"(?i)(^|[_-])(dir|directory|path|folder|home|file|cache|root)$")
+_PATH = lazy_pattern(r"(?i)(^|[_-])(dir|directory|path|folder|home|file|cache|root)$")
 _ON = ("on", "yes", "true")
 _CHANNEL = "SM_CHANNEL_"
 _FOLDERS = {

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloudtrain.support.data_files import DataFile, data_files
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.token_formats import FORMATS, URL_CREDENTIALS
 
 SCANNED_BYTES = 4 * 2**20
@@ -43,9 +44,13 @@ class NameTable:
 
     def __init__(self, patterns: Mapping[str, Iterable[str]]) -> None:
         self._meanings = tuple(patterns)
+        self._patterns = patterns
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
         # One expression: ten thousand names times fifty patterns would take longer than to read the files.
-        groups = ("|".join(map(fnmatch.translate, several)) for several in patterns.values())
-        self._pattern = re.compile("|".join(f"({group})" for group in groups))
+        groups = ("|".join(map(fnmatch.translate, several)) for several in self._patterns.values())
+        return re.compile("|".join(f"({group})" for group in groups))
 
     def find(self, base: str) -> str | None:
         """Return what a name without its folder means, or None."""
@@ -192,7 +197,7 @@ _ASSIGNMENT = (
     rb"|" + URL_CREDENTIALS.encode()
 )
 _PROOFS = {
-    "private key": re.compile(
+    "private key": lazy_pattern(
         rb"PRIVATE KEY(?: BLOCK)?-----|\APuTTY-User-Key-File"
         # DER (RFC 5958, 8017, 5915): a sequence that begins with version 0 or 1, or with the name of a cipher.
         rb"|\A\x30(?:[\x00-\x7f]|\x81.|\x82..)(?:\x02\x01[\x00\x01][\x02\x04\x30]"
@@ -200,10 +205,10 @@ _PROOFS = {
         rb"|\A\s*(?=[A-Za-z+/_-]*[0-9])[A-Za-z0-9+/_-]{32,}={0,2}\s*\Z",
         re.DOTALL,
     ),
-    "environment file": re.compile(_ASSIGNMENT),
-    "credentials": re.compile(_ASSIGNMENT),
-    "npm token": re.compile(rb"_(?:auth|authToken|password)[ \t]*=[ \t]*[\"']?[^\s\"'$]"),
-    "passwords of registries": re.compile(
+    "environment file": lazy_pattern(_ASSIGNMENT),
+    "credentials": lazy_pattern(_ASSIGNMENT),
+    "npm token": lazy_pattern(rb"_(?:auth|authToken|password)[ \t]*=[ \t]*[\"']?[^\s\"'$]"),
+    "passwords of registries": lazy_pattern(
         rb"\"(?:auth|identitytoken|registrytoken)\"\s*:\s*\"[^\"$]"
     ),
 }
@@ -245,7 +250,7 @@ _ANCHORS = (
     *(b"uthorization", b"UTHORIZATION", b"earer ", b"EARER ", b"AccountKey=", b"?sig=", b"&sig="),
 )
 """Starts of tokens that may have no run of 20 letters and digits, because of other characters."""
-_PREFIX = re.compile(
+_PREFIX = lazy_pattern(
     rb"(?:AK|AS)IA|gh[opsru]_|github_pat_|hf_|api_org_|npm_|k_live_|gsk_|r8_|eyJ|(?i:secret|wandb|(?:session|security)[-_ ]?token)"
 )
 """One of these is before or in each run of 20 that belongs to a token without an anchor."""

@@ -5,30 +5,31 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.redaction import REPLACEMENT, redact
 from cloudtrain_runtime.contract.token_formats import NAME_OF_SECRET, URL_CREDENTIALS
 
 _PASSWORDS = r"(?:password|passwd|passphrase|(?:^|_)pwd|(?:^|_|ssh)pass)(?:$|_)"
-_PASSWORD = re.compile(rf"(?i){_PASSWORDS}")
-_VARIABLE = re.compile(
+_PASSWORD = lazy_pattern(rf"(?i){_PASSWORDS}")
+_VARIABLE = lazy_pattern(
     rf"(?i)(?:^|_)(?:secret|token|credentials?|{NAME_OF_SECRET})(?:$|_)|token$|apikey$|{_PASSWORDS}"
 )
 # `token` alone is not included: it is most often an argument of a tokenizer.
-_ARGUMENT = re.compile(rf"(?i)(?:^|[-_])(?:secret|{NAME_OF_SECRET})$")
+_ARGUMENT = lazy_pattern(rf"(?i)(?:^|[-_])(?:secret|{NAME_OF_SECRET})$")
 # Such names are often harmless, so the value must look random, too.
-_MAYBE_SECRET = re.compile(r"(?i)(?:key|auth)$")
-_CONNECTION_STRING_PART = re.compile(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
-_RANDOM = re.compile(
+_MAYBE_SECRET = lazy_pattern(r"(?i)(?:key|auth)$")
+_CONNECTION_STRING_PART = lazy_pattern(r"(?i)(?:account_?key|access_?key|password|pwd)=[^;&\s]{6,}")
+_RANDOM = lazy_pattern(
     r"[0-9a-fA-F]{32,}|(?=.*\d.*\d)(?=.*[A-Z].*[A-Z])(?=.*[a-z].*[a-z])[\w+/=-]{20,}"
 )
-_AWS_SECRET = re.compile(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
-_LONG_RANDOM = re.compile(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
+_AWS_SECRET = lazy_pattern(r"(?=.*\d)(?=.*[A-Z])(?=.*[a-z])[A-Za-z0-9+/]{40}")
+_LONG_RANDOM = lazy_pattern(r"(?=[^a-z]*[a-z])(?=[^A-Z]*[A-Z])(?=[^0-9]*[0-9])[A-Za-z0-9/+=]{40,}")
 """A random text, such as a secret access key (40 characters) or a session token (more)."""
-_NUMBER = re.compile(r"(?i)[\d.,:e+-]*")
-_HARMLESS = re.compile(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
+_NUMBER = lazy_pattern(r"(?i)[\d.,:e+-]*")
+_HARMLESS = lazy_pattern(r"(?i)true|false|yes|no|on|off|none|null|auto|[./~][^\n]*|[^\n]{0,5}")
 """Values that are never secrets, besides numbers: switches, paths and very short texts."""
-_URL_CREDENTIALS = re.compile(URL_CREDENTIALS)
-_WORD_OF_SECRET = re.compile(
+_URL_CREDENTIALS = lazy_pattern(URL_CREDENTIALS)
+_WORD_OF_SECRET = lazy_pattern(
     r"(?i:secret|password|passwd|passphrase|credential|token(?![a-z])|auth(?![a-z])"
     r"|(?<![a-z])(?:key|pass|pwd)(?![a-z])|(?:access|account|api|private|ssh)_?(?:key|pass))"
     # In the middle of a name such as `wandbKey`, but not in `monkey`.
@@ -36,7 +37,7 @@ _WORD_OF_SECRET = re.compile(
 )
 """Words in names of secrets. They are in other names, too: this only decides which lines are shown to their user."""
 _NAME_AND_VALUE = ({"name", "value"}, {"key", "value"})
-_ASSIGNMENT = re.compile(r"(?<![\w-])([\w-]+)(\s*[=:]\s*|\s+)([^\s,]+)")
+_ASSIGNMENT = lazy_pattern(r"(?<![\w-])([\w-]+)(\s*[=:]\s*|\s+)([^\s,]+)")
 
 
 def is_secret_name(name: str) -> bool:

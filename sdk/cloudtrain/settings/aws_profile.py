@@ -5,7 +5,6 @@ The files are read without botocore, whose import takes longer than a plan.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.support.atomic_write import read_bounded
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
     from configparser import RawConfigParser
 
 _MAX_BYTES = 1_000_000
-_SECTION = re.compile(r"\[(?P<name>.+)\]")
-_KEY = re.compile(r"(?P<key>[^\s=:#;\[][^=:]*?)\s*[=:]")
+_SECTION = lazy_pattern(r"\[(?P<name>.+)\]")
+_KEY = lazy_pattern(r"(?P<key>[^\s=:#;\[][^=:]*?)\s*[=:]")
 _DEFAULT = "default"
 
 

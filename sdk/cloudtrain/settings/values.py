@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import re
 
 from cloudtrain.catalog import service_limits
 from cloudtrain.errors import did_you_mean
@@ -15,6 +14,7 @@ from cloudtrain.secrets.values import is_random_secret
 from cloudtrain.settings.settings import SWITCHES, TRANSPORTS
 from cloudtrain.support.aws_names import BUCKET, ROLE_ARN, arn_pattern, parse_arn
 from cloudtrain.support.s3_uri import split_uri
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 Value = str | tuple[str, ...]
 Wrong = tuple[str, str] | None
@@ -26,12 +26,12 @@ SIGN_IN = (
 _RESERVED_STARTS = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 # Source: S3 user guide, general purpose bucket naming rules, 2026-11.
-_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*")
-_SUBNET = re.compile(r"subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})")
-_GROUP = re.compile(r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_PREFIX = lazy_pattern(r"[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*")
+_SUBNET = lazy_pattern(r"subnet-(?:[0-9a-f]{8}|[0-9a-f]{17})")
+_GROUP = lazy_pattern(r"sg-(?:[0-9a-f]{8}|[0-9a-f]{17})")
 _KEY_ID = r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|mrk-[0-9a-f]{32})"
 _ALIAS = r"alias/[A-Za-z0-9/_-]{1,250}"
-_KEY = re.compile(f"{_KEY_ID}|{_ALIAS}|{arn_pattern('kms', f'(?:key/{_KEY_ID}|{_ALIAS})')}")
+_KEY = lazy_pattern(f"{_KEY_ID}|{_ALIAS}|{arn_pattern('kms', f'(?:key/{_KEY_ID}|{_ALIAS})')}")
 _FORMS = {
     "role": (ROLE_ARN, "ARN of a role", "such as arn:aws:iam::123456789012:role/training"),
     "kms_key": (

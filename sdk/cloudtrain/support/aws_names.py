@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
+
 BUCKET_PATTERN = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
-BUCKET = re.compile(BUCKET_PATTERN)
-ROLE_ARN = re.compile(
+BUCKET = lazy_pattern(BUCKET_PATTERN)
+ROLE_ARN = lazy_pattern(
     r"arn:(aws[a-z-]*):iam::([0-9]{12}):role/((?:[\x21-\x7e]{1,511}/)?)([A-Za-z0-9_+=,.@-]{1,64})"
 )
 """Groups: partition, account, path and name."""
@@ -38,7 +39,7 @@ def arn_pattern(service: str, resource: str) -> str:
 
 PUBLIC_REGISTRY = "public.ecr.aws/"
 """Beginning of the URI of an image in Amazon's public registry."""
-_IMAGE = re.compile(
+_IMAGE = lazy_pattern(
     r"(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)"
     r"\.(?:amazonaws\.(?:com(?:\.cn)?|eu)|(?:c2s\.ic|sc2s\.sgov|csp\.hci\.ic)\.gov|cloud\.adc-e\.uk)/"
     r"(?P<repository>[a-z0-9._/-]+?)(?::(?P<tag>[\w.-]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cloudtrain.support.data_files import DataFile, data_files
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 MAX_FILES = 10_000
 """Most files of a folder of data whose names are looked at."""
@@ -21,13 +22,13 @@ _IN_GROUP = 20
 """Most files that are looked into of one folder and suffix, of which a tool fetches all or none."""
 _MAX_LOOKED_INTO = 2_000
 _NAMES_SHOWN = 3
-_LFS = re.compile(
+_LFS = lazy_pattern(
     rb"version https://(git-lfs\.github|hawser\.github)\.com/spec/[^\n]*\n(?=.*\boid )", re.DOTALL
 )
-_ANNEX = re.compile(rb"(\.\./)*(\.git)?/annex/objects/")
-_DVC_OUT = re.compile(r"^[ -]*path:[ ]*(?P<path>.+?)[ ]*$", re.MULTILINE)
-_SUBMODULE = re.compile(r"^\s*path\s*=\s*(?P<path>.+?)\s*$", re.MULTILINE)
-_ABOUT_DATA = re.compile(r"(^|/)(\.|readme|licen[cs]e|notice)|\.(md|rst|dvc)$", re.IGNORECASE)
+_ANNEX = lazy_pattern(rb"(\.\./)*(\.git)?/annex/objects/")
+_DVC_OUT = lazy_pattern(r"^[ -]*path:[ ]*(?P<path>.+?)[ ]*$", re.MULTILINE)
+_SUBMODULE = lazy_pattern(r"^\s*path\s*=\s*(?P<path>.+?)\s*$", re.MULTILINE)
+_ABOUT_DATA = lazy_pattern(r"(^|/)(\.|readme|licen[cs]e|notice)|\.(md|rst|dvc)$", re.IGNORECASE)
 """Files about the data, such as README.md and .gitattributes."""
 
 

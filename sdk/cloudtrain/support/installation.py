@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import re
 import shlex
 import shutil
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.strict_json import load_json
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _UV_RECEIPT = "uv-receipt.toml"
 """Where uv records what `uv tool install` was asked for, in the tool's environment."""
 _EXTERNALLY_MANAGED = "EXTERNALLY-MANAGED"
 """What a system's Python has beside its standard library if pip is to refuse to install into it (PEP 668)."""
-_REQUIREMENT_OF_EXTRA = re.compile(
+_REQUIREMENT_OF_EXTRA = lazy_pattern(
     r"(?P<requirement>[^;]+);\s*extra\s*==\s*['\"](?P<extra>[^'\"]+)"
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.config_folder import config_folder
 from cloudtrain.support.records import append_record, read_records
 from cloudtrain.support.regular_files import open_regular
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 ID_FILE = ".home-id"
 _OWN_NAMES = frozenset({ID_FILE, ".gitignore"})
-_ID = re.compile(r"[0-9a-f]{32}")
+_ID = lazy_pattern(r"[0-9a-f]{32}")
 _ID_BYTES = 16
 _READ_BYTES = 100
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from datetime import UTC, datetime
 from pathlib import Path
+
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 RUN_ID_CHARACTERS = 63
 """Longest TrainingJobName. Source: botocore's model of CreateTrainingJob."""
 
 _NAME = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*"
-_RUN_ID = re.compile(rf"{_NAME}-\d{{6}}-\d{{6}}-[0-9a-f]{{6}}")
-_TRIAL_ID = re.compile(rf"({_NAME}?)-[0-9a-f]{{10}}(?:-\d+)?-\d{{3,}}-[0-9a-f]{{8}}")
+_RUN_ID = lazy_pattern(rf"{_NAME}-\d{{6}}-\d{{6}}-[0-9a-f]{{6}}")
+_TRIAL_ID = lazy_pattern(rf"({_NAME}?)-[0-9a-f]{{10}}(?:-\d+)?-\d{{3,}}-[0-9a-f]{{8}}")
 """SageMaker appends a number and eight hexadecimal digits to the name of a tuning job (sweeps/tuning_request.py)."""
 
 

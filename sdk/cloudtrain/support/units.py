@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
 
 from cloudtrain_runtime.contract import durations
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 format_duration = durations.format_duration
 """See `cloudtrain_runtime.contract.durations`."""
@@ -27,11 +27,11 @@ _BYTES = {
 _SHOWN = 40
 # No duration, size or amount of money needs more digits.
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
-_DURATION = re.compile(rf"(?:{_NUMBER}\s*[smhd]\s*){{1,4}}")
-_DURATION_PART = re.compile(rf"{_NUMBER}\s*([smhd])")
-_SIZE = re.compile(rf"{_NUMBER}\s*([KMGT]i?B|B)")
-_STEPS = re.compile(r"(\d{1,9})\s*steps?")
-_MONEY = re.compile(rf"{_NUMBER}\s*USD|USD\s*{_NUMBER}")
+_DURATION = lazy_pattern(rf"(?:{_NUMBER}\s*[smhd]\s*){{1,4}}")
+_DURATION_PART = lazy_pattern(rf"{_NUMBER}\s*([smhd])")
+_SIZE = lazy_pattern(rf"{_NUMBER}\s*([KMGT]i?B|B)")
+_STEPS = lazy_pattern(r"(\d{1,9})\s*steps?")
+_MONEY = lazy_pattern(rf"{_NUMBER}\s*USD|USD\s*{_NUMBER}")
 
 
 def parse_duration(value: object) -> int:
@@ -109,7 +109,7 @@ def parse_moment(value: str, now: datetime, *, is_end: bool = False) -> datetime
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-_WORDS = re.compile(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")
+_WORDS = lazy_pattern(r"(\d{1,9}(?:[.,]\d{1,9})*)\s*([A-Za-z]*)")
 _LETTERS = {
     "s": "s",
     "sec": "s",
@@ -123,8 +123,8 @@ _LETTERS = {
 }
 
 
-_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
+_THOUSANDS = lazy_pattern(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_DECIMAL_COMMA = lazy_pattern(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
 
 
 def number_with_commas(text: str) -> str:
@@ -191,11 +191,11 @@ def _suggest_duration(text: str, unit: str) -> str:
     return ""
 
 
-_CLOCK = re.compile(r"(?:(\d{1,3})-)?(\d{1,3}):(\d\d):(\d\d)")
-_PAIR = re.compile(r"(\d{1,3}):(\d\d)")
-_HOURS_AND_NUMBER = re.compile(r"(?i)(\d{1,3})h(\d{1,2})")
-_ISO = re.compile(r"P(\d+D)?(?:T(\d+H)?(\d+M)?(\d+S)?)?")
-_COUNT = re.compile(r"[0-9]{1,9}")
+_CLOCK = lazy_pattern(r"(?:(\d{1,3})-)?(\d{1,3}):(\d\d):(\d\d)")
+_PAIR = lazy_pattern(r"(\d{1,3}):(\d\d)")
+_HOURS_AND_NUMBER = lazy_pattern(r"(?i)(\d{1,3})h(\d{1,2})")
+_ISO = lazy_pattern(r"P(\d+D)?(?:T(\d+H)?(\d+M)?(\d+S)?)?")
+_COUNT = lazy_pattern(r"[0-9]{1,9}")
 _LIKELY_SECONDS = 300
 
 

@@ -20,30 +20,33 @@ from cloudtrain.job.fields import (
     short_for,
 )
 from cloudtrain.support.aws_names import arn_pattern
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_INSTANCE_TYPE = re.compile(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
+_INSTANCE_TYPE = lazy_pattern(r"ml\.[a-z0-9-]+\.[a-z0-9]+")
 # Source: API reference of CreateJobQueue and ShareAttributes, 2026-11. botocore's model accepts any text here.
-_QUEUE = re.compile(rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}")
+_QUEUE = lazy_pattern(
+    rf"(?:{arn_pattern('batch', 'job-queue/')})?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}"
+)
 _SHARE_FORM = matching(
-    re.compile(r"[A-Za-z0-9]{1,255}"),
+    lazy_pattern(r"[A-Za-z0-9]{1,255}"),
     "1 to 255 letters and digits",
     "to list them: aws batch describe-scheduling-policies",
 )
 _LIST_QUOTA_SHARES = "to list them: aws batch list-quota-shares --job-queue QUEUE"
 # Source: CreateQuotaShareRequest in botocore 1.44.5.
 _QUOTA_SHARE_FORM = matching(
-    re.compile(r"[A-Za-z0-9_-]{1,128}"),
+    lazy_pattern(r"[A-Za-z0-9_-]{1,128}"),
     "1 to 128 letters, digits, hyphens and underscores",
     _LIST_QUOTA_SHARES,
 )
-_IMAGE = re.compile(r"[^@]*(?:@sha256:[0-9a-f]{64})?")
+_IMAGE = lazy_pattern(r"[^@]*(?:@sha256:[0-9a-f]{64})?")
 _PLAN_FORM = matching(
-    re.compile(arn_pattern("sagemaker", "training-plan/[A-Za-z0-9-]{1,64}")),
+    lazy_pattern(arn_pattern("sagemaker", "training-plan/[A-Za-z0-9-]{1,64}")),
     "the ARN of a training plan",
     "to list them: aws sagemaker list-training-plans",
 )
 _LAMBDA_FORM = matching(
-    re.compile(arn_pattern("lambda", "function:.+")),
+    lazy_pattern(arn_pattern("lambda", "function:.+")),
     "the ARN of a Lambda function",
     "to list them: aws lambda list-functions",
 )

@@ -14,30 +14,31 @@ from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Section, Text, matching
 from cloudtrain.support.aws_names import arn_pattern
 from cloudtrain_runtime.contract import SecretConfig
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.run_variables import setter_of
 from cloudtrain_runtime.contract.strict_json import dump_json
 
 _SHELL_VARIABLES = ("BASH_ENV", "SHELLOPTS", "PS4")
 """Bash starts the container and executes commands from these variables (bash(1), "Invocation")."""
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
+_VARIABLE = lazy_pattern(r"[A-Za-z_][A-Za-z0-9_]{0,511}")
 """Source: botocore's model of TrainingEnvironmentKey."""
 _SECRET_FORM = matching(
-    re.compile(rf"(?:{arn_pattern('secretsmanager', 'secret:')})?[A-Za-z0-9/_+=.@-]{{1,512}}"),
+    lazy_pattern(rf"(?:{arn_pattern('secretsmanager', 'secret:')})?[A-Za-z0-9/_+=.@-]{{1,512}}"),
     "the name or ARN of a secret",
     "to list them: aws secretsmanager list-secrets",
 )
 """Source: API reference of CreateSecret, 2026-11. AWS appends six characters to the name in an ARN."""
 _TASK_FORM = matching(
-    re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
+    lazy_pattern(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"),
     "module:Class, such as gpt:GPT",
     "for gpt.py and its class GPT write gpt:GPT",
 )
 _MODULE_FORM = matching(
-    re.compile(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"),
+    lazy_pattern(r"(?!.*\.py$)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"),
     "a module as python -m takes it, such as package.train",
     "for package/train.py write package.train, or script: package/train.py",
 )
-_SHELL_NAME = re.compile(r"~[^/]*/|~$|.*\$[\w{]")
+_SHELL_NAME = lazy_pattern(r"~[^/]*/|~$|.*\$[\w{]")
 """A name that a shell would replace, such as `~/.cache/out/` or `$SM_MODEL_DIR/x`; here it would be a folder `~`."""
 _ENTRIES = ("task", "script", "module", "command")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -10,10 +9,11 @@ from pydantic import Field
 
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.fields import Section, matching, s3_uri_error, short_for
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _SOURCES = ("uri", "fsx", "efs")
 _ID_FORM = matching(
-    re.compile("fs-[0-9a-f]{8,18}"),
+    lazy_pattern("fs-[0-9a-f]{8,18}"),
     "the id of a file system, such as fs-0123456789abcdef0",
     "to list them: aws fsx describe-file-systems, or aws efs describe-file-systems",
 )

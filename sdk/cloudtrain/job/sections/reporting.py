@@ -11,11 +11,12 @@ from pydantic import BeforeValidator, Field
 from cloudtrain.job.diagnostics import Diagnostic, field_error
 from cloudtrain.job.fields import Section, matching, s3_uri_error
 from cloudtrain.support.aws_names import arn_pattern
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 PROGRESS_METRICS = ("step", "total")
 """Names of the patterns that find a run's progress."""
 
-_NESTED = re.compile(r"[+*]\)[+*{]")
+_NESTED = lazy_pattern(r"[+*]\)[+*{]")
 _MAX_CHARACTERS = 500
 """Longest regular expression of a metric definition. Source: CreateTrainingJob, MetricDefinition."""
 
@@ -55,7 +56,7 @@ MetricPattern = Annotated[str, BeforeValidator(_check_pattern)]
 """A regular expression with one group."""
 
 _NAME = matching(
-    re.compile(r"[A-Za-z0-9_.:/-]{1,255}"),
+    lazy_pattern(r"[A-Za-z0-9_.:/-]{1,255}"),
     "letters, digits and _ . : / -",
     "for example validation/loss",
 )
@@ -64,7 +65,7 @@ MetricName = Annotated[str, _NAME]
 """Name of a metric; `step` and `total` are the progress."""
 
 _MLFLOW_FORM = matching(
-    re.compile(
+    lazy_pattern(
         rf"{arn_pattern('sagemaker', 'mlflow-[a-zA-Z-]*/.+')}|https?://[^\s]+|sqlite:///.+|(?!.*://).+\.(?:db|sqlite3?)"
     ),
     "the ARN of a SageMaker MLflow resource, https://host, or the path of a database such as mlflow.db",
@@ -73,7 +74,7 @@ _MLFLOW_FORM = matching(
 
 
 _WANDB_NAME = matching(
-    re.compile(r"[^/\\#?%:\s][^/\\#?%:]{0,127}"),
+    lazy_pattern(r"[^/\\#?%:\s][^/\\#?%:]{0,127}"),
     "a name without / \\ # ? % :",
     "the name is the one in the address of the project: wandb.ai/ENTITY/PROJECT",
 )
@@ -116,7 +117,7 @@ class Output(Section):
 
 
 _TOPIC_FORM = matching(
-    re.compile(arn_pattern("sns", r"[A-Za-z0-9_-]{1,256}")),
+    lazy_pattern(arn_pattern("sns", r"[A-Za-z0-9_-]{1,256}")),
     "the ARN of an SNS topic",
     "to list them: aws sns list-topics",
 )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 
 from cloudtrain.job.static_analysis.syntax import Function, ImportStatement, written
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _HANDLED = frozenset(
     {"ImportError", "ModuleNotFoundError", "NameError", "Exception", "BaseException"}
@@ -18,8 +19,8 @@ _HANDLED = frozenset(
 """Exceptions whose handler may continue without a module."""
 _HARMLESS_CALLS = ("os.environ.", "warnings.")
 """Calls before an import that install nothing and change no import path."""
-_MAIN = re.compile(r"""__name__ == ['"]__main__['"]|['"]__main__['"] == __name__""")
-_EXIT = re.compile(r"(sys\.)?exit\(")
+_MAIN = lazy_pattern(r"""__name__ == ['"]__main__['"]|['"]__main__['"] == __name__""")
+_EXIT = lazy_pattern(r"(sys\.)?exit\(")
 
 
 def certain_pieces(body: list[ast.stmt], *, is_started: bool) -> Iterator[ast.AST]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from cloudtrain.job.static_analysis.syntax import Module, last_name, written
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
 _ADDRESS = "MASTER_ADDR"
 _THIS_HOST = frozenset({"localhost", "127.0.0.1", "0.0.0.0", "::1"})  # noqa: S104 (nothing listens)
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE"})
 _RANK_CALLS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_node_local_rank"})
-_OTHER_WAY = re.compile(
+_OTHER_WAY = lazy_pattern(
     r"(?i)slurm|(?<![a-z])mpi|openmpi|ompi_|pmi_|pmix|lsf|lsb_|pbs|jsm_|mv2_|sge_"
     r"|azureml|az_batch|kubernetes|k8s|launcher|notebook|colab|standalone|single|debug"
     r"|(?-i:(?<![A-Za-z])ray(?![a-z])|(?<![A-Z])Ray(?![a-z]))"

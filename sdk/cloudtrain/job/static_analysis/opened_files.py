@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator
 
 from cloudtrain.job.static_analysis.syntax import Module, last_name
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_READING = re.compile(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
+_READING = lazy_pattern(r"open|read_\w+|load|loads?_\w+|loadtxt|genfromtxt|imread|from_file")
 _WRITING_MODES = frozenset("wxa+")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from cloudtrain.job.static_analysis.module_search import is_below
 from cloudtrain.job.static_analysis.syntax import Module
 from cloudtrain.support.container_paths import CHECKPOINTS
 from cloudtrain_runtime.contract import ML_ROOT_VARIABLE
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE
 
 CHECKPOINT_FOLDER = (CHECKPOINTS, ML_ROOT_VARIABLE, CHECKPOINTS_VARIABLE)
@@ -38,7 +38,7 @@ _FRAMEWORKS = frozenset(
     }
 )
 """Packages that join ranks for a script that uses them."""
-_JOINING = re.compile(r"(?i)distributed|ddp|fsdp|init_process_group|init_device_mesh|^dist$")
+_JOINING = lazy_pattern(r"(?i)distributed|ddp|fsdp|init_process_group|init_device_mesh|^dist$")
 """Parts of names by which a script, or a package that it uses, joins ranks."""
 _COMPUTED = frozenset(
     {"importlib.import_module", "import_module", "__import__", "hydra.utils.instantiate"}
@@ -55,9 +55,11 @@ _PATH_CHANGES = frozenset(
     }
 )
 """Names of what puts a folder on the import path. Templates of Lightning and Hydra projects use rootutils."""
-_STARTING = re.compile(r"subprocess|os\.(?:system|popen|exec\w+|spawn\w+|posix_spawn\w*)")
+_STARTING = lazy_pattern(r"subprocess|os\.(?:system|popen|exec\w+|spawn\w+|posix_spawn\w*)")
 """Names of what starts another program."""
-_ASKS_FOR_LAUNCHER = re.compile(r"['\"](?:LOCAL_)?RANK['\"]|(?i:no_?spawn|torch_?elastic|torchrun)")
+_ASKS_FOR_LAUNCHER = lazy_pattern(
+    r"['\"](?:LOCAL_)?RANK['\"]|(?i:no_?spawn|torch_?elastic|torchrun)"
+)
 """Parts of conditions that ask whether a launcher has started this rank."""
 _LOCAL_RANK = ("--local_rank", "--local-rank")
 """The option that `python -m torch.distributed.launch` passes: the first before torch 2.0, the second since."""
