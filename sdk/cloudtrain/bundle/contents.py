@@ -308,9 +308,14 @@ def _reserved_names(files: Iterable[SourceFile]) -> Iterator[BundleError]:
 
 
 def _runtime_files() -> Iterator[SourceFile]:
-    for path in RUNTIME_FOLDER.rglob("*.py"):
-        name = f"{RUNTIME_PACKAGE}/{path.relative_to(RUNTIME_FOLDER).as_posix()}"
-        yield SourceFile(name, str(path), path.stat(), RUNTIME, is_named=False)
+    for folder, _, names in os.walk(RUNTIME_FOLDER):
+        inner = os.path.relpath(folder, RUNTIME_FOLDER.parent)
+        for name in names:
+            if name.endswith(".py"):
+                path = f"{folder}/{name}"
+                # No Path: there are two hundred files.
+                status = os.stat(path)  # noqa: PTH116
+                yield SourceFile(f"{inner}/{name}", path, status, RUNTIME, is_named=False)
 
 
 def _too_large(files: Iterable[SourceFile], total: int) -> BundleError:

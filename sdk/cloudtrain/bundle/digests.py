@@ -154,7 +154,12 @@ def read_digest(path: str, name: str, *, is_own: bool = False) -> Digest:
         OSError: The file cannot be read.
     """
     with open(path, "rb") as file:  # noqa: PTH123 (called for every file; a Path costs as much as the rest)
-        data = file.read(scanner.SCANNED_BYTES)
+        # Not simply as much as is scanned: Python allocates what is asked for, which takes longer than to read the file.
+        expected = min(os.fstat(file.fileno()).st_size + 1, scanner.SCANNED_BYTES)
+        data = file.read(expected)
+        if len(data) == expected:
+            # Longer than scanned, or than it was a moment ago.
+            data += file.read(scanner.SCANNED_BYTES - expected)
         digest = hashlib.sha256(data)
         size = len(data)
         found = () if is_own else tuple(scanner.scan_file(name, data))
