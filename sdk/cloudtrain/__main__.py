@@ -19,13 +19,12 @@ def main() -> None:
         code = _run(sys.argv[1:])
     except KeyboardInterrupt:  # outside of the statements that handle it
         code = EXIT_INTERRUPTED
-    if "sagemaker" in sys.modules:
-        fast_exit.code = code
+    fast_exit.code = code
     sys.exit(code)
 
 
 class _FastExit:
-    """Exit without the interpreter's shutdown, which takes 0.6 s with the SageMaker SDK.
+    """Exit after the exit handlers, without the destruction of every module: 0.6 s with the SageMaker SDK.
 
     A failed command also does not wait for the thread that imports the SDK. The shutdown would end that thread inside a
     library's C++ code, which may abort the process (python/cpython#87135).
