@@ -55,6 +55,25 @@ def test_offline_commands_import_no_heavy_module(arguments: list[str]) -> None:
     assert "rich" not in modules
 
 
+@pytest.mark.parametrize("line", ["validate JOB", "plan JOB", "plan JOB --local", "files JOB"])
+def test_offline_commands_import_nothing_of_runs(line: str) -> None:
+    program = (
+        "import sys; from cloudtrain.cli import run; code = run(sys.argv[1:]); "
+        "print('\\n'.join(sys.modules), file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *line.replace("JOB", "examples/digits/job.yaml").split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    imported = set(done.stderr.splitlines())
+    assert "cloudtrain.client.offline" in imported
+    runs = {"cloudtrain.client.client", "cloudtrain.backends.base", "cloudtrain.runs.status"}
+    assert imported.isdisjoint({*runs, "cloudtrain.backends.container.job", "ctypes", "tarfile"})
+
+
 def test_help_imports_no_pydantic() -> None:
     assert imported_by("--help")[1].isdisjoint({"pydantic", "yaml", "rich"})
 

@@ -59,7 +59,7 @@ def test_a_script_that_ignores_sigterm_is_killed(cli: Cli, job: Callable[..., Pa
 RUN_TO_TIME_LIMIT = """
 import json, os, sys
 from pathlib import Path
-from cloudtrain.backends.container import JobFolder, run_job
+from cloudtrain.backends.container.job import JobFolder, run_job
 from cloudtrain.backends.container.process_tree import descendants
 
 folder = Path(sys.argv[1])

@@ -149,7 +149,7 @@ def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, 
 RUN_ALL = """
 import json, os, sys
 from pathlib import Path
-from cloudtrain.backends.container import JobFolder, run_job
+from cloudtrain.backends.container.job import JobFolder, run_job
 for folder in map(Path, sys.argv[1:]):
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "CLOUDTRAIN_STOP_GRACE_SECONDS": "1"}
     request = json.loads((folder / "request.json").read_text())

@@ -16,7 +16,6 @@ from cloudtrain.bundle.git_source import read_source
 from cloudtrain.bundle.rejections import ignore_file_of
 from cloudtrain.errors import BundleError, Problem, SpecError, UserError
 from cloudtrain.job.diagnostics import Diagnostic, Severity
-from cloudtrain.job.missing_packages import check_packages
 from cloudtrain.job.references import check_program, check_references
 from cloudtrain.job.requirements import Requirements, read_requirements
 from cloudtrain.job.spec import JobSpec, LoadedJob, load_job
@@ -25,7 +24,6 @@ from cloudtrain.job.static_analysis.conventions import (
     read_conventions,
 )
 from cloudtrain.job.static_analysis.module_search import entry_file
-from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
 from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.package_checks import warn_about_mlflow, warn_about_torch
 from cloudtrain.planning.plan import CodeInfo, GitSource, Plan
@@ -242,6 +240,8 @@ def plan_with_code(
     if inputs.target.machine is not None:
         found += map(spec.problem_of, check_program(files))
         if inputs.is_start and not (inputs.target.installs and spec.code.requirements):
+            from cloudtrain.job.missing_packages import check_packages
+
             found += check_packages(files)
     if inputs.target.uploads_data:
         found += map(spec.problem_of, _find_data_secrets(spec))
@@ -328,6 +328,8 @@ def stamp_data(spec: JobSpec) -> str:
 def _conventions(spec: JobSpec) -> ScriptConventions:
     file = entry_file(spec)
     if file is None:
+        from cloudtrain.job.static_analysis.shell_scripts import find_hidden_failures
+
         command = spec.code.command or ()
         return ScriptConventions(
             starts_ranks=bool(command),

@@ -14,7 +14,6 @@ from cloudtrain.client.observer import Observer
 from cloudtrain.console import command_name, print_message, progress_bar
 from cloudtrain.console.cells import cut_text
 from cloudtrain.console.facts import print_facts, print_sentence
-from cloudtrain.console.tables import Column, print_table
 from cloudtrain.console.terminal import is_terminal
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place
@@ -331,18 +330,20 @@ def _cost(plan: Plan) -> str:
 
 
 _SHORT_DIGEST = 13
-_FILE_COLUMNS = (
-    Column("size", is_number=True),
-    Column("file", least=30),
-    Column("why", least=20, is_dim=True),
-)
 
 
 def _print_file_rows(rows: Sequence[tuple[str, str, str]]) -> None:
     """Print size, name and reason of files."""
     padded = [(f"{size:>10}", name, f"({why})") for size, name, why in rows]
     if is_terminal():
-        print_table(_FILE_COLUMNS, padded, has_header=False)
+        from cloudtrain.console.tables import Column, print_table
+
+        columns = (
+            Column("size", is_number=True),
+            Column("file", least=30),
+            Column("why", least=20, is_dim=True),
+        )
+        print_table(columns, padded, has_header=False)
         return
     for cells in padded:
         print("  ".join(cells))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.contract.manifest import Manifest, is_training_complete
 from cloudtrain_runtime.contract.training_identity import describe_differences, is_same_training
+
+if TYPE_CHECKING:
+    from cloudtrain_runtime.contract.manifest import Manifest
 
 AUTO = "auto"
 NOTHING_LEFT = "nothing is left to train"
@@ -64,6 +67,8 @@ def _differences(config: RunConfig, manifest: Manifest) -> str:
 
 
 def _warnings(config: RunConfig, manifest: Manifest) -> Iterator[str]:
+    from cloudtrain_runtime.contract.manifest import is_training_complete
+
     train = config.train
     saved = f"step {manifest.step} of run {manifest.run}"
     if train is not None and is_training_complete(

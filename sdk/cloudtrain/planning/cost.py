@@ -18,7 +18,6 @@ from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.sections.cluster import Choice
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.diagnostics import Step, decision, error, warning
-from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
 from cloudtrain.support.units import format_duration, format_usd
 
 STOP_SECONDS = 120
@@ -247,12 +246,8 @@ def estimate_cost(
     if queue is not None and queue.quota_share is not None:
         not_covered = (*_NEVER_COVERED, _NOT_AFTER_PREEMPTION)
     keep_alive = spec.cluster.keep_alive or 0
-    if keep_alive > MAX_KEEP_ALIVE_SECONDS:
-        longest = format_duration(MAX_KEEP_ALIVE_SECONDS)
-        given = format_duration(keep_alive)
-        yield warning(
-            f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {given}, which may be ignored"
-        )
+    if keep_alive:
+        yield from _warn_of_long_keep_alive(keep_alive)
     plan = CostPlan(
         usd_per_hour=None,
         max_usd=None,
@@ -286,6 +281,17 @@ def estimate_cost(
         price_as_of=price.as_of,
         warm_pool_usd=math.ceil(price.usd_per_hour * keep_alive / 36) / 100,
     )
+
+
+def _warn_of_long_keep_alive(seconds: int) -> Iterator[Diagnostic]:
+    from cloudtrain.planning.warm_pool import MAX_KEEP_ALIVE_SECONDS
+
+    if seconds > MAX_KEEP_ALIVE_SECONDS:
+        longest = format_duration(MAX_KEEP_ALIVE_SECONDS)
+        yield warning(
+            f"cluster.keep_alive: AWS documents at most {longest}; its API accepts {format_duration(seconds)}, "
+            "which may be ignored"
+        )
 
 
 def _accelerators(choice: Choice) -> int:

@@ -110,8 +110,9 @@ def _checkpoint(spec: JobSpec, resumed: ResumeSource | None) -> CheckpointConfig
 
 
 def _train(train: Train, *, tensorboard: bool) -> TrainConfig:
-    nested = {"parallel", "warmup", "evaluate", "early_stopping", "profile"}
-    bucket = train.parallel.bucket
+    values = train.model_dump(exclude={"warmup", "evaluate", "early_stopping", "profile"})
+    parallel = values.pop("parallel")
+    bucket = parallel.pop("bucket")
     warmup_steps = 0
     if train.warmup:
         warmup_steps = train.warmup.steps or 0
@@ -119,9 +120,9 @@ def _train(train: Train, *, tensorboard: bool) -> TrainConfig:
     if train.early_stopping:
         early_stopping = EarlyStopping(**train.early_stopping.model_dump())
     return TrainConfig(
-        **train.model_dump(exclude=nested),
+        **values,
         parallel=ParallelConfig(
-            **train.parallel.model_dump(exclude={"bucket"}),
+            **parallel,
             bucket_bytes=None if bucket is None else bucket * 10**6,
         ),
         warmup_steps=warmup_steps,

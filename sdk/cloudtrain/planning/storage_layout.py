@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.job.spec import JobSpec
-from cloudtrain_runtime.contract.manifest import step_of_folder_name
 
 PLACEHOLDER_BUCKET = "<your bucket>"
 PLACEHOLDER_ROLE = "<your role>"
@@ -89,6 +88,8 @@ def synced_folder_of(direct_folder: str) -> str | None:
 
 def split_checkpoint(uri: str) -> tuple[str, str]:
     """Return folder and name of the checkpoint at a uri; an empty name when the uri is a folder of checkpoints."""
+    from cloudtrain_runtime.contract.manifest import step_of_folder_name
+
     folder, _, name = uri.rstrip("/").rpartition("/")
     if step_of_folder_name(name) is None:
         return (uri.rstrip("/"), "")

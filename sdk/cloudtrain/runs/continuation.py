@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloudtrain.errors import UserError
 from cloudtrain.planning.continuation import AUTO, Continuation, find_continuation
 from cloudtrain.planning.plan import Plan
 from cloudtrain.support.regular_files import read_regular
-from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests, step_of_folder
 from cloudtrain_runtime.contract.file_uri import path_of
-from cloudtrain_runtime.contract.manifest import Manifest
+
+if TYPE_CHECKING:
+    from cloudtrain_runtime.contract.manifest import Manifest
 
 
 def add_continuation(plan: Plan) -> Plan:
@@ -70,6 +72,8 @@ def manifests_in(folder: Path, run: str = "") -> Iterator[Manifest]:
         folder: A folder of checkpoints, or one checkpoint.
         run: Only checkpoints of this run; an empty text for any run.
     """
+    from cloudtrain_runtime.contract.checkpoint_folder import complete_manifests, step_of_folder
+
     is_checkpoint = step_of_folder(folder.name) is not None
     store = _LocalStore(folder.parent, folder.name) if is_checkpoint else _LocalStore(folder)
     yield from (each for each in complete_manifests(store) if run in ("", each.run))
@@ -83,6 +87,8 @@ class _LocalStore:
         self._only = only
 
     def folders(self) -> dict[str, dict[str, int]]:
+        from cloudtrain_runtime.contract.checkpoint_folder import step_of_folder
+
         names = [self._only]
         if not self._only:
             try:

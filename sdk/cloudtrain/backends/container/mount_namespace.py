@@ -9,7 +9,6 @@ last process in the namespace. The file runs on its own, with the standard libra
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import sys
@@ -115,6 +114,8 @@ def _try(tree: str) -> bool:
 
 def _enter(tree: str) -> None:
     """Enter a mount namespace in which `/opt/ml` is the tree, with the same user and group ids."""
+    import ctypes
+
     user = os.geteuid()
     group = os.getegid()
     signal = ctypes.c_int()
@@ -225,6 +226,8 @@ def _create_mount_point() -> None:
 
 
 def _mount(source: str, target: str, flags: int, kind: str = "none", options: str = "") -> None:
+    import ctypes
+
     given = options or "mode=755" * (kind == "tmpfs")
     _call(
         "mount",
@@ -237,6 +240,8 @@ def _mount(source: str, target: str, flags: int, kind: str = "none", options: st
 
 
 def _call(name: str, *arguments: object) -> None:
+    import ctypes
+
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), name)
 

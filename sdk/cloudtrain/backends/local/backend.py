@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.aws.s3_download import make_s3_client
 from cloudtrain.backends.base import OnlyRuns, make_storage_environ
-from cloudtrain.backends.container import JobFolder
 from cloudtrain.backends.container.artifacts import describe_unstored, link_model
 from cloudtrain.backends.container.background import start_background
 from cloudtrain.backends.container.event_tail import EventSummary, read_summary
 from cloudtrain.backends.container.folder_sync import runtime_folders
-from cloudtrain.backends.container.job import store_again
+from cloudtrain.backends.container.job import JobFolder, store_again
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.container.machine import this_machine, visible_gpus
 from cloudtrain.backends.container.state_file import (

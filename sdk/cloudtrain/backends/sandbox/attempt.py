@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container import JobFolder, Outcome, run_job
+from cloudtrain.backends.container.job import JobFolder, Outcome, run_job
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
