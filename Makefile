@@ -8,13 +8,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py test-gpu gpu-day gpu-bundle aws-day aws-day-options test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py slurm test-gpu gpu-day gpu-bundle aws-day aws-day-options test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
 	@echo "make check        lint, types, import contracts and unit tests"
 	@echo "make test         make check, and one proof of each promise, on the installed wheel (ten minutes)"
-	@echo "make test-all     make test, and every other test, also with a browser (root installs Debian's Chromium), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
+	@echo "make test-all     make test, and every other test, also with a browser and a Slurm cluster (root installs Debian's packages), AWS's training toolkit, TRL, PEFT, MLflow, Ray"
 	@echo "make docs         build the documentation site in docs/_build/html; a broken link is an error"
 	@echo "make picture      record make demo again: the animated terminal of README and the documentation's first page"
 	@echo "make reference    generate the reference pages again, after a change of a field, a command or an event"
@@ -53,7 +53,7 @@ test: check
 	$(PYTEST) $(BESIDE_UNIT) -m promise --numprocesses 3
 
 # What `make test` leaves out, and other projects' programs.
-test-all: test $(VENV)/.installed-all .venv-pythons/.installed .venv-release/.installed chromium mpi4py
+test-all: test $(VENV)/.installed-all .venv-pythons/.installed .venv-release/.installed chromium mpi4py slurm
 	$(PYTEST) $(BESIDE_UNIT) -m "not promise" --numprocesses 3
 	$(MAKE) ecosystem
 
@@ -125,6 +125,22 @@ chromium:
 			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; \
 		else \
 			echo "Chromium is not installed: run 'apt-get install chromium' as root. The tests that need it are skipped." >&2; \
+			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
+		fi
+
+# So is Slurm. Its tests start its daemons themselves, so the packages must start none: policy-rc.d forbids it.
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge slurmdbd mariadb-server
+slurm:
+	@for program in slurmctld slurmd sbatch munged slurmdbd mariadbd; do \
+			PATH=$$PATH:/usr/sbin:/sbin command -v $$program >/dev/null || lacks=$$program; \
+		done; \
+		[ -n "$$lacks" ] || exit 0; \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+			[ -e /usr/sbin/policy-rc.d ] || { trap 'rm -f /usr/sbin/policy-rc.d' EXIT; \
+				printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d; chmod 755 /usr/sbin/policy-rc.d; }; \
+			apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $(SLURM_PACKAGES); \
+		else \
+			echo "Slurm is not installed: run 'apt-get install $(SLURM_PACKAGES)' as root. The tests that need it are skipped." >&2; \
 			[ "$$CLOUDTRAIN_TEST_STRICT" != 1 ]; \
 		fi
 

@@ -29,6 +29,7 @@ from support.jobs import (
 )
 from support.plans import CODE, NOW, SETTINGS, TASK_JOB, WriteJob
 from support.sizes import tries
+from support.slurm_fixtures import _accounting, _cluster, accounting, slurm, slurm_site  # noqa: F401 (fixtures)
 from support.strict_skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (hooks)
 from support.surroundings import OF_PYTHON, OF_THE_TERMINAL
 

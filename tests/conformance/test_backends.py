@@ -1,4 +1,4 @@
-"""What every backend promises: the same tests for this machine, the sandbox, an account, and a backend of the tests."""
+"""What every backend promises: the same tests for this machine, the sandbox, an account, Slurm, and one of the tests."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ def backend(
     if request.param == "sagemaker":
         for name, value in served.items():
             monkeypatch.setenv(name, value)
+    if request.param == "slurm":
+        request.getfixturevalue("slurm_site")
     return str(request.param)
 
 

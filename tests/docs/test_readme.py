@@ -50,7 +50,7 @@ def test_the_demo_is_the_main_job() -> None:
 def test_ci_calls_what_the_readme_names() -> None:
     lines = (REPOSITORY / ".ci" / "run").read_text().splitlines()
     commands = [line for line in lines if line.startswith("make ")]
-    assert commands == ["make demo test test-all"]
+    assert commands == ["make demo slurm test test-all"]
 
 
 def test_the_job_file_is_the_examples_and_has_ten_lines() -> None:

@@ -101,6 +101,7 @@ def test_sidebar_has_few_entries_in_each_section(site: Path) -> None:
         "Start",
         "Train",
         "Run on AWS",
+        "Run on Slurm",
         "Look",
         "Tune",
         "Serve",

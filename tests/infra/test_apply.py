@@ -45,6 +45,7 @@ def test_outputs_are_the_settings(applied: dict[str, Any], root: str) -> None:
         "beside_job",
         "is_trusted",
         "report",
+        "slurm",
     }
     settings = Settings(
         **{

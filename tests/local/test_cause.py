@@ -12,7 +12,7 @@ import pytest
 from support.jobs import Cli
 from torch import distributed
 
-from cloudtrain.backends.container.job import find_cause
+from cloudtrain.backends.container.failure_reason import find_cause
 from cloudtrain_runtime.contract.secondary_errors import is_secondary_error
 from cloudtrain_runtime.launcher.failure_cause import agree_on_cause
 

@@ -144,4 +144,4 @@ def test_other_targets_refuse_to_install(cli: Cli, folder: Path) -> None:
     for target in ("sandbox", "sagemaker"):
         done = cli("submit", folder / "job.yaml", "--backend", target, "--install")
         assert done.code == 2
-        assert f"--install is for local runs, not for {target}" in done.err
+        assert f"--install is for runs without containers, not for {target}" in done.err

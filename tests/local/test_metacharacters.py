@@ -229,9 +229,16 @@ def test_the_source_starts_shells_only_with_constant_texts() -> None:
             if any(word in line for word in _SHELLS):
                 found.setdefault(path.name, []).append(line.strip())
     assert found == {
-        "job.py": [
-            "command.write_bytes(os.fsencode(f'#!/bin/sh\\nexec {shlex.quote(self.python)} \"$@\"\\n'))",
+        # The script that Slurm executes: constant lines, those of the user's own settings, and quoted paths.
+        "batch_request.py": [
+            '"#!/bin/bash",',
+        ],
+        "node_ping.py": [
+            '[*options, "bash", "-c", script, "ping", *given], wait_seconds=_WAIT_SECONDS',
+        ],
+        "host_launcher.py": [
             '"/bin/sh",',
+            "command.write_bytes(os.fsencode(f'#!/bin/sh\\nexec {shlex.quote(folder.python)} \"$@\"\\n'))",
         ],
         "completion.py": [
             '"bash": BashComplete,',

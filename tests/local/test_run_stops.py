@@ -59,7 +59,8 @@ def test_a_script_that_ignores_sigterm_is_killed(cli: Cli, job: Callable[..., Pa
 RUN_TO_TIME_LIMIT = """
 import json, os, sys
 from pathlib import Path
-from cloudtrain.backends.container.job import JobFolder, run_job
+from cloudtrain.backends.container.job import run_job
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.process_tree import descendants
 
 folder = Path(sys.argv[1])
@@ -74,7 +75,7 @@ seen = []
 outcome = run_job(
     request,
     JobFolder(folder / "job"),
-    is_stopped=lambda: False,
+    stop_reason=lambda: "",
     on_transition=lambda state, _: seen.append(str(state)),
     environ={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CLOUDTRAIN_STOP_GRACE_SECONDS": "5"},
 )

@@ -37,7 +37,10 @@ ALLOWED = {
     ("features/serving/endpoint_request.py", "sagemaker"): "a namespace of AWS's scaling",
     ("features/sweeps/spec.py", "sagemaker"): "an engine of sweeps",
     ("preflight/base.py", "sagemaker"): "a service of AWS, whose client has a type",
-    ("__main__.py", "sagemaker"): "a package of AWS",
+    ("job/diagnostics.py", "slurm"): "a section of job files",
+    ("job/job_fields.py", "slurm"): "a section of job files",
+    ("planning/resumed_fields.py", "slurm"): "a section of job files",
+    ("settings/slurm_sites.py", "slurm"): "a table of settings files",
 }
 
 

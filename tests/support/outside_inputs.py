@@ -17,6 +17,8 @@ PARSERS = frozenset(
         "torch.load", "load_plain", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "np.load",
         "Image.open", "safe_open", "csv.reader", "csv.DictReader", "ElementTree.parse", "ElementTree.fromstring",
         "parse_qs", "ast.parse", "sqlite3.connect", "RawConfigParser",
+        "parse_queue", "parse_job", "parse_history", "parse_partitions", "parse_nodes", "parse_config",
+        "parse_reports",
     }
 )  # fmt: skip
 """Calls and base classes that turn bytes into values."""
@@ -140,9 +142,13 @@ SOURCES = (
             f"{_S}/runs/run_files.py",
             f"{_S}/runs/evaluations.py",
             f"{_S}/backends/container/state_file.py",
-            f"{_S}/backends/container/__main__.py",
+            f"{_S}/backends/container/event_tail.py",
             f"{_S}/backends/container/ml_paths.py",
-            f"{_S}/backends/local/backend.py",
+            f"{_S}/backends/container/run_folders.py",
+            f"{_S}/backends/container/supervision.py",
+            f"{_S}/backends/slurm/attempts.py",
+            f"{_S}/backends/slurm/host_step.py",
+            f"{_S}/backends/slurm/run_files.py",
         ),
     ),
     Source(
@@ -164,7 +170,7 @@ SOURCES = (
         (
             f"{_S}/bundle/archive.py",
             f"{_S}/bundle/digests.py",
-            f"{_S}/backends/local/environments.py",
+            f"{_S}/backends/container/environments.py",
         ),
     ),
     Source(
@@ -233,6 +239,13 @@ SOURCES = (
             f"{_S}/features/setup/terraform_outputs.py",
             f"{_S}/backends/sagemaker/estimator.py",
         ),
+    ),
+    Source(
+        "output of Slurm's commands: jobs, partitions, nodes",
+        "Slurm; users of the cluster, who choose names and comments of their jobs",
+        "separators that no name contains; fields of their own lines; numbers and times by their form",
+        "tests/unit/test_slurm_output.py::test_no_damaged_output_breaks_a_parser",
+        (f"{_S}/backends/slurm/commands.py", f"{_S}/backends/slurm/node_ping.py"),
     ),
     Source(
         "`run.json`, `serving.json`, hyperparameters of a trial, variables of the container",
@@ -334,6 +347,7 @@ SOCKETS = {
     f"{_R}/serving/server.py": "a served model, on loopback",
     f"{_S}/backends/container/machine.py": "tries whether a port is free, and closes it",
     f"{_S}/backends/container/model_server.py": "tries whether a port is free, and closes it",
+    f"{_S}/backends/slurm/hosts.py": "asks which own address leads to another node, and sends nothing",
     f"{_S}/backends/sandbox/server.py": "the sandbox, on loopback with a key",
     f"{_S}/features/dashboard/server.py": "the dashboard, on loopback with a token",
 }

@@ -149,11 +149,12 @@ def request(served: Served, name: str, script: str, **fields: Any) -> dict[str, 
 RUN_ALL = """
 import json, os, sys
 from pathlib import Path
-from cloudtrain.backends.container.job import JobFolder, run_job
+from cloudtrain.backends.container.job import run_job
+from cloudtrain.backends.container.job_folder import JobFolder
 for folder in map(Path, sys.argv[1:]):
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "CLOUDTRAIN_STOP_GRACE_SECONDS": "1"}
     request = json.loads((folder / "request.json").read_text())
-    outcome = run_job(request, JobFolder(folder), is_stopped=lambda: False, environ=environ)
+    outcome = run_job(request, JobFolder(folder), stop_reason=lambda: "", environ=environ)
     (folder / "outcome.json").write_text(json.dumps([str(outcome.state), outcome.reason]))
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudtrain.backends.local import environments
+from cloudtrain.backends.container import environments
 from cloudtrain.support.steps import Steps
 
 pytest.importorskip("torch")

@@ -19,7 +19,8 @@ from support.sizes import sample, tries
 
 import cloudtrain_runtime
 from cloudtrain.backends.container.event_tail import EventTail
-from cloudtrain.backends.container.job import JobFolder, find_cause
+from cloudtrain.backends.container.failure_reason import find_cause
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.console.follow_screen import EventThinner, state_line

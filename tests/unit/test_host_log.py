@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain import State, Status
-from cloudtrain.backends.local.host_log import HostLog
+from cloudtrain.backends.container.host_log import HostLog
 from cloudtrain.failure_rules import Explanation, explain_run
 from cloudtrain.runs.log_lines import LogLine
 

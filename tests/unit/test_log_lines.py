@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudtrain.backends.container.event_tail import SUMMARY_FILE, EventTail
-from cloudtrain.backends.container.job import JobFolder
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.log_lines import LINE_BYTES, LineTail
 from cloudtrain.backends.container.state_file import RecordedState, write_state
 from cloudtrain.backends.local.backend import LocalBackend

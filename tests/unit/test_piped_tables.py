@@ -122,7 +122,7 @@ def test_rungs_follow_the_trials(ceiling: float | None, capsys: pytest.CaptureFi
         warnings=(),
         digest="",
     )
-    print_sweep_plan(plan)
+    print_sweep_plan(plan, "sagemaker")
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     limit = [] if ceiling == 0 else ["limit"]
     assert names == ["sweep", "space", "trials", "rungs", "price", *limit, "planned"]

@@ -151,7 +151,7 @@ def test_an_unknown_backend_has_a_nearest_name() -> None:
 
 
 def test_a_rehearsal_in_the_account_is_refused() -> None:
-    with pytest.raises(UserError, match="on this machine, not in sagemaker"):
+    with pytest.raises(UserError, match="on this machine, not on SageMaker"):
         cloudtrain.rehearse(JOB, backend="sagemaker")
 
 

@@ -19,7 +19,7 @@ import pytest
 from support.jobs import until
 
 from cloudtrain import console
-from cloudtrain.backends.local.environments import detail_of, last_errors
+from cloudtrain.backends.container.environments import detail_of, last_errors
 from cloudtrain.console import terminal, waiting
 from cloudtrain.features.rehearsal.output import RehearsalObserver, check_lines
 from cloudtrain.support.checks import failed, passed

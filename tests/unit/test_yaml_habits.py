@@ -128,6 +128,7 @@ def problems_of(text: str) -> str:
         ("limits", "RoleArn: x\nlimits", "8:1", "the role is a setting of the account"),
         ("limits", "region: x\nlimits", "8:1", "the region is a setting of the account"),
         ("limits", "resources: {}\nlimits", "8:1", "did you mean cluster?"),
+        ("limits", "partition: gpu\nlimits", "8:1", "did you mean slurm.partition?"),
         ("limits", "working-dir: .\nlimits", "8:1", "did you mean code.directory?"),
         ("limits", "data: {train: {uri: s3://abc/x, S3Uri: s3://abc/x}}\nlimits", "8:33", "did you mean data.train.uri?"),
         ("limits", "data: {train: {uri: s3://abc/x, labels: s3://abc/y}}\nlimits", "8:33", "write data.train_labels for"),
@@ -179,7 +180,7 @@ def test_other_habits_are_legal(folder: Path, old: str, new: str) -> None:
         ("limits", "metadata: {}\nlimits", "did you mean"),
         ("limits", "description: x\nlimits", "did you mean"),
         ("limits", "mem: 64G\nlimits", "did you mean"),
-        ("limits", "partition: gpu\nlimits", "did you mean"),
+        ("limits", "nodelist: rack1\nlimits", "did you mean"),
         ("args:", "argents_of_mine: {}\n  args:", 'requirements"?'),
     ],
 )

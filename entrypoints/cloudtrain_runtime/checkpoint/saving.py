@@ -37,6 +37,7 @@ from cloudtrain_runtime.checkpoint.storage import Storage
 from cloudtrain_runtime.checkpoint.training_state import States, rng_sources
 from cloudtrain_runtime.checkpoint.verified_reader import find_damage
 from cloudtrain_runtime.contract import GRACE_VARIABLE, STOP_GRACE_SECONDS
+from cloudtrain_runtime.contract.attempts import refuse_replaced
 from cloudtrain_runtime.contract.manifest import Manifest, StoredFile
 from cloudtrain_runtime.errors import CheckpointError
 from cloudtrain_runtime.process import heartbeat
@@ -425,6 +426,7 @@ class CheckpointSaver:
             raise OSError(
                 f"{self._storage.uri} does not hold what was written to it, check it: {wrong}"
             )
+        refuse_replaced(os.environ)
         name = self._storage.commit(reserved, manifest.to_json())
         emit(
             "checkpoint",

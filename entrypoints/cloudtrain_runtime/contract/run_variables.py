@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from cloudtrain_runtime.contract.attempts import ATTEMPT_FILE_VARIABLE, ATTEMPT_VARIABLE
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.constants import (
     ADDRESSES_VARIABLE,
@@ -25,6 +26,8 @@ from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE
 
 OF_LAUNCHER: Final = (
     ADDRESSES_VARIABLE,
+    ATTEMPT_FILE_VARIABLE,
+    ATTEMPT_VARIABLE,
     CARDS_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE_VARIABLE,

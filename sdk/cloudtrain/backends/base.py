@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,7 +13,8 @@ from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.run import Run, RunOperations
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import State, Status
-from cloudtrain.support.backend_facts import BackendFacts
+from cloudtrain.support.backend_facts import BackendFacts, place_name
+from cloudtrain_runtime.contract import RunConfig
 from cloudtrain_runtime.contract.bucket_owner import OWNERS_VARIABLE
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from cloudtrain.settings.settings import Settings
     from cloudtrain.support.checks import Check
 
+_KEY_BYTES = 32
+
 
 def make_storage_environ(
     environ: Mapping[str, str], settings: Settings, region: str | None = None
@@ -33,6 +37,11 @@ def make_storage_environ(
     """Return `environ` for a process that reads checkpoints: with the buckets' owners and, if given, their region."""
     in_region = {"AWS_DEFAULT_REGION": region} if region else {}
     return {**environ, **in_region, OWNERS_VARIABLE: dump_json(settings.bucket_owners)}
+
+
+def with_key(config: RunConfig) -> RunConfig:
+    """Return a run's configuration with the key by which its hosts recognise each other."""
+    return replace(config, key=secrets.token_hex(_KEY_BYTES))
 
 
 @dataclass(frozen=True)
@@ -120,14 +129,16 @@ class HostingAccount:
 class OnlyRuns:
     """A backend with neither tuning jobs nor endpoints."""
 
+    name: str
+
     def hosting_account(self) -> HostingAccount:
         """Raise a UserError."""
-        raise UserError("there are no endpoints on this machine", "use --sandbox")
+        raise UserError(f"there are no endpoints {place_name(self.name)}", "use --sandbox")
 
     def tuning_jobs(self) -> TuningService:
         """Raise a UserError."""
         raise UserError(
-            "there are no tuning jobs on this machine", "use engine: optuna, or --sandbox"
+            f"there are no tuning jobs {place_name(self.name)}", "use engine: optuna, or --sandbox"
         )
 
     def endpoints(self, since: datetime | None, until: datetime | None) -> Iterable[EndpointUse]:  # noqa: ARG002

@@ -26,6 +26,7 @@ class BackendContext:
         installs: Whether local runs use an environment with their requirements.
         cuda_on_cpu: Whether local runs use a stand-in for CUDA.
         steps: Receives what takes long, such as an installation.
+        site: Name of the site in the settings, for a backend that has several; None for the only one.
     """
 
     home: Path
@@ -35,6 +36,7 @@ class BackendContext:
     installs: bool = False
     cuda_on_cpu: bool = False
     steps: Steps = field(default_factory=Steps)
+    site: str | None = None
 
     @property
     def homes(self) -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
+from cloudtrain.errors import UserError
 from cloudtrain.support.backend_facts import facts_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ def backend_package(name: str) -> BackendPackage:
     """Return the package of a backend.
 
     Raises:
-        UserError: There is no backend of this name.
+        UserError: There is no backend of this name, or its package cannot be imported.
     """
-    return cast("BackendPackage", importlib.import_module(facts_of(name).package))
+    package = facts_of(name).package
+    try:
+        return cast("BackendPackage", importlib.import_module(package))
+    except ImportError as error:
+        raise UserError(
+            f"the backend {name} cannot be used: its package {package} cannot be imported: {error}",
+            "install it again, or use another backend",
+        ) from error

@@ -51,8 +51,8 @@ class _DefaultListGroup(Group):
 def checkpoints() -> None:
     """List the checkpoints of a run, newest first; verify or export them.
 
-    RUN is a run on this machine, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints; by default
-    the newest local run, except for export.
+    RUN is a run on this machine, on Slurm, in the sandbox or on SageMaker, or a folder or s3:// uri with checkpoints; by
+    default the newest local run, except for export.
 
     Without a command: list.
     """

@@ -145,9 +145,10 @@ def files(job: JobArguments, show_all: bool, as_json: bool) -> int:
 )
 @job_options
 @account_options
+@backend_options("Check for a run on this machine.", "Check for a run in the sandbox.")
 @json_option
-def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int:
-    """Check that the account can run the job, in a few seconds. Change nothing.
+def check(job: JobArguments, flags: dict[str, str | None], backend: str, as_json: bool) -> int:
+    """Check that the account or cluster can run the job, in a few seconds. Change nothing.
 
     Each check passes, fails or gives no result; a failed one comes with its fix. The exit code is 3 when a check has
     failed or AWS cannot be reached.
@@ -157,8 +158,11 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
     from cloudtrain.console.checks import print_account_checks
 
     client = Client(find_settings(job.job, flags))
-    with console.spinner("checking the account"):
-        checks = client.check(job.load())
+    what = "account" if facts_of(backend).uses_account else "machine"
+    if facts_of(backend).has_sites:
+        what = "cluster"
+    with console.spinner(f"checking the {what}"):
+        checks = client.check(job.load(), backend=backend)
     found = {"checks": [each.to_json() for each in checks]}
     console.print_answer(lambda: found, lambda: print_account_checks(checks), as_json=as_json)
     # Every caller may ask for its own identity; without an answer, AWS cannot be reached.
@@ -192,7 +196,7 @@ def check(job: JobArguments, flags: dict[str, str | None], as_json: bool) -> int
 @click.option(
     "--install",
     is_flag=True,
-    help="With --local: install code.requirements first.",
+    help="With --local or on Slurm: install code.requirements first.",
 )
 @cuda_on_cpu_option
 @click.option(

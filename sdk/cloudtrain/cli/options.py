@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
     from cloudtrain.runs.log_lines import LogFilter
 
-# A copy of the settings' name: importing settings would slow down --help.
+# Copies of the settings' names: importing settings would slow down --help.
 _PROFILE_VARIABLE = "CLOUDTRAIN_PROFILE"
+_SITE_VARIABLE = "CLOUDTRAIN_SITE"
 
 _TRUST_KEY = "cloudtrain.settings.trust"
 
@@ -154,23 +155,31 @@ job_options = option_group(
 JOB is by default ./job.yaml or ./job.yml, and of a folder the one in it."""
 
 
-def _choose_profile(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is None:
-        return
-    before = os.environ.get(_PROFILE_VARIABLE)
-    os.environ[_PROFILE_VARIABLE] = value
+def _sets(
+    variable: str,
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """Return the callback of an option that sets a variable for its command."""
 
-    def restore() -> None:
-        os.environ.pop(_PROFILE_VARIABLE)
-        if before is not None:
-            os.environ[_PROFILE_VARIABLE] = before
+    def choose(ctx: click.Context, _: click.Parameter, value: str | None) -> str | None:
+        if value is None:
+            return None
+        before = os.environ.get(variable)
+        os.environ[variable] = value
 
-    ctx.call_on_close(restore)
+        def restore() -> None:
+            os.environ.pop(variable)
+            if before is not None:
+                os.environ[variable] = before
+
+        ctx.call_on_close(restore)
+        return value
+
+    return choose
 
 
 profile_option = click.option(
     "--profile",
-    callback=_choose_profile,
+    callback=_sets(_PROFILE_VARIABLE),
     expose_value=False,
     metavar="NAME",
     help="Profile of the settings (CLOUDTRAIN_PROFILE).",
@@ -222,7 +231,10 @@ account_options = option_group(
 
 
 def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds --backend, --local and --sandbox; the command gets the name as `backend`."""
+    """Return a decorator that adds --backend, --local, --sandbox and --site; the command gets the name as `backend`.
+
+    --site sets CLOUDTRAIN_SITE for this command.
+    """
     return option_group(
         "backend",
         _choose_backend,
@@ -231,25 +243,51 @@ def backend_options(local_help: str, sandbox_help: str) -> Callable[[Command], C
         click.option(
             "--backend",
             metavar="NAME",
-            help="Where it runs: local, sandbox or sagemaker (default).",
+            help="Where it runs: local, slurm, sandbox or sagemaker (default).",
+        ),
+        click.option(
+            "--site",
+            callback=_sets(_SITE_VARIABLE),
+            metavar="NAME",
+            help="With --backend slurm: the cluster (CLOUDTRAIN_SITE).",
         ),
     )
 
 
-def _choose_backend(backend: str | None, *, local: bool, sandbox: bool) -> str:
+def _choose_backend(backend: str | None, *, local: bool, sandbox: bool, site: str | None) -> str:
     given = {"--local": local, "--sandbox": sandbox, "--backend": backend is not None}
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} cannot be combined")
-    return choose_backend(backend, local=local, sandbox=sandbox)
+    chosen = choose_backend(backend, local=local, sandbox=sandbox)
+    if site is not None and not facts_of(chosen).has_sites:
+        raise click.UsageError("--site is for --backend slurm")
+    return chosen
 
 
-def listed_backends(only: str | None) -> tuple[str, ...] | None:
-    """Return the backends that an option of `list` selects: those of this machine, or the others; None without one."""
+listed_backend_option = click.option(
+    "--backend",
+    metavar="NAME",
+    help="Only runs of local, slurm, sandbox or sagemaker.",
+)
+
+
+def listed_backends(only: str | None, backend: str | None = None) -> tuple[str, ...] | None:
+    """Return the backends that options of `list` select; None without one.
+
+    Args:
+        only: A backend of this machine for all of them, or the account's.
+        backend: The one that `--backend` names.
+    """
+    if backend is not None:
+        if only is not None:
+            raise click.UsageError(f"--{only} and --backend cannot be combined")
+        return (facts_of(backend).name,)
     if only is None:
         return None
-    is_here = facts_of(only).is_on_this_machine
-    return tuple(name for name, each in BACKENDS.items() if each.is_on_this_machine == is_here)
+    if not facts_of(only).is_on_this_machine:
+        return (only,)
+    return tuple(name for name, each in BACKENDS.items() if each.is_on_this_machine)
 
 
 def is_trusting() -> bool:

@@ -77,6 +77,7 @@ _PLAN = {
 }
 _FOLLOW = {"status": "follow RUN"}
 _COMMANDS: Mapping[str, Mapping[str, str]] = {
+    "backend": {"resume": "submit JOB --backend NAME --set checkpoint.resume=RUN"},
     "dry-run": _PLAN,
     "dryrun": _PLAN,
     "f": _FOLLOW,

@@ -16,6 +16,7 @@ from cloudtrain.cli.options import (
     confirm,
     is_trusting,
     json_option,
+    listed_backend_option,
     listed_backends,
     log_options,
     parse_seconds,
@@ -156,6 +157,7 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 )
 @click.option("--local", "only", flag_value=MACHINE_BACKEND, help="Only this machine's runs.")
 @click.option("--sagemaker", "only", flag_value=DEFAULT_BACKEND, help="Only the account's runs.")
+@listed_backend_option
 @click.option("--name", default="", metavar="TEXT", help="Only runs whose id contains this text.")
 @click.option(
     "--state",
@@ -201,6 +203,7 @@ def follow(run: str, only: LogFilter, as_json: bool) -> int:
 @json_option
 def list_(
     only: str | None,
+    backend: str | None,
     name: str,
     states: tuple[str, ...],
     tags: tuple[str, ...],
@@ -212,7 +215,7 @@ def list_(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """List runs, newest first: this machine's, and the account's where settings are complete."""
+    """List runs, newest first: of this machine, of Slurm sites, and of the account where settings are complete."""
     if endpoints:
         offer("endpoint_list")(only, idle, as_json=as_json)
         return
@@ -226,9 +229,10 @@ def list_(
         since=read_moment("--since", since),
         until=read_moment("--until", until, is_end=True),
     )
-    is_account_asked_for = only is not None and facts_of(only).is_billed
+    named = listed_backends(only, backend)
+    is_account_asked_for = named is not None and any(facts_of(each).is_billed for each in named)
     observer = Observer() if is_account_asked_for else _ListObserver()
-    found = Client(observer=observer).list_runs(wanted, backend=listed_backends(only))
+    found = Client(observer=observer).list_runs(wanted, backend=named)
     with console.spinner("looking for runs"):
         # One more run than is shown, to know whether there are more.
         runs = list(itertools.islice(found, limit + 1))
@@ -238,6 +242,7 @@ def list_(
     print_runs(runs[:limit], is_filtered=wanted != ALL_RUNS, with_ids=verbose)
     if len(runs) > limit:
         given = [
+            ("--backend", backend or ""),
             ("--name", name),
             *(("--state", each) for each in states),
             *(("--tag", each) for each in tags),

@@ -21,6 +21,7 @@ NAMES = (
     "REPORT",
     "ROLE",
     "SECURITY_GROUPS",
+    "SITE",
     "STOP_GRACE_SECONDS",
     "SUBNETS",
     "TRANSPORT",

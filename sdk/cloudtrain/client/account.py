@@ -18,7 +18,7 @@ from cloudtrain.settings.settings import (
     load_settings,
     prices_file,
 )
-from cloudtrain.settings.trust import has_agreed
+from cloudtrain.settings.trust import has_agreed, has_agreed_to_site
 
 
 def find_settings(
@@ -31,7 +31,7 @@ def find_settings(
 
     The last source of the region is the profile of AWS.
 
-    A cloned repository may contain a cloudtrain.toml. So a role, bucket or key from a cloudtrain.toml beside the job
+    A cloned repository may contain a cloudtrain.toml. So a role, bucket, key or Slurm site from one beside the job
     is used only after the user has agreed: with `trust`, or once with `cloudtrain --trust COMMAND`.
 
     Args:
@@ -43,8 +43,14 @@ def find_settings(
         SettingsError: A file or value is malformed.
     """
     found = load_settings(os.environ, job_directory=_folder_of(job), flags=flags)
+    sites = {
+        name: dataclasses.replace(
+            site, is_trusted=site.is_trusted or trust or has_agreed_to_site(os.environ, site)
+        )
+        for name, site in found.slurm.items()
+    }
     is_trusted = bool(found.beside_job) and (trust or has_agreed(os.environ, found))
-    return dataclasses.replace(found, is_trusted=True) if is_trusted else found
+    return dataclasses.replace(found, slurm=sites, is_trusted=is_trusted)
 
 
 def trace_settings(

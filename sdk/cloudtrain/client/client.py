@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class Client(OfflineClient):
     """The verbs of the core, for one account. Those of features are functions that take a client.
 
-    A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account. A job is
-    a `JobSpec`, or the path of a job file.
+    A backend is given by its name: `local` is this machine, `sandbox` the local AWS, `sagemaker` the account, `slurm` a
+    Slurm cluster, of which `site` names one of the settings. A job is a `JobSpec`, or the path of a job file.
 
     Args:
         settings: The account; by default from environment and files, anew for each job.
@@ -70,12 +70,14 @@ class Client(OfflineClient):
         code: Code that was read before, for all its plans; by default each reads the folders of its job.
     """
 
-    def backend(self, name: str, job: Job) -> Backend:
+    def backend(self, name: str, job: Job, *, site: str | None = None) -> Backend:
         """Return a backend that is ready for a submit of a job, or raise what it lacks."""
-        return self.session.open(name, read_job(job, self.session.code))
+        return self.session.open(name, read_job(job, self.session.code), site=site)
 
     @renamed_arguments(spec="job")
-    def check(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> tuple[Check, ...]:
+    def check(
+        self, job: Job, *, backend: str = DEFAULT_BACKEND, site: str | None = None
+    ) -> tuple[Check, ...]:
         """Check, in parallel, that the account has everything that a submit needs. Nothing is changed.
 
         Raises:
@@ -83,7 +85,7 @@ class Client(OfflineClient):
             CloudError: There are no credentials.
         """
         loaded = read_job(job)
-        opened = self.session.open(backend, loaded)
+        opened = self.session.open(backend, loaded, site=site)
         plan, _ = plan_job(loaded, self.session.inputs(opened.target(), opened))
         return opened.start_checks(plan)()
 
@@ -98,6 +100,7 @@ class Client(OfflineClient):
         job: Job,
         *,
         backend: str = DEFAULT_BACKEND,
+        site: str | None = None,
         skip_check: bool = False,
         new: bool = False,
         wait_for_capacity: float | None = None,
@@ -113,11 +116,13 @@ class Client(OfflineClient):
             job: The job.
             backend: Where it runs. A sandbox is started in the background when none runs; only the checkpoint is
                 checked first there, because a sandbox has no quotas and no resources of the real account.
+            site: Name of the Slurm site; by default the only one of the settings.
             skip_check: Do not check the account first.
             new: Start another run beside one of the same request and code.
             wait_for_capacity: Seconds during which a run without capacity or quota is submitted again, with growing
                 pauses; `submit` then returns when the run has its instances. Other errors are not retried.
-            install: Install `code.requirements` for a local run, in an environment that later runs use again.
+            install: Install `code.requirements` for a local run or one on Slurm, in an environment that later runs use
+                again.
             cuda_on_cpu: Give a local run on a machine without GPUs a stand-in for CUDA.
 
         Returns:
@@ -128,10 +133,11 @@ class Client(OfflineClient):
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
         loaded = read_job(job, self.session.code)
-        if install and facts_of(backend).uses_account:
-            hint = "leave it out: containers install code.requirements themselves"
-            raise UserError(f"--install is for local runs, not for {backend}", hint)
-        opened = self.session.open(backend, loaded, installs=install, cuda_on_cpu=cuda_on_cpu)
+        if install:
+            _refuse_install(backend)
+        opened = self.session.open(
+            backend, loaded, site=site, installs=install, cuda_on_cpu=cuda_on_cpu
+        )
         inputs = dataclasses.replace(self.session.inputs(opened.target(), opened), is_start=True)
         plan, contents = plan_job(loaded, inputs)
         if facts_of(opened.name).is_billed:
@@ -437,6 +443,17 @@ def _refuse_trained(run: str, warnings: Iterable[str]) -> None:
                 f"to train longer: cloudtrain resume {run} --set train.epochs=N, or train.steps=N"
             )
             raise UserError(f"{run} has succeeded, and {detail}", hint)
+
+
+def _refuse_install(backend: str) -> None:
+    """Refuse to install requirements for a run in containers, which install them themselves.
+
+    Raises:
+        UserError: The run is in containers.
+    """
+    if facts_of(backend).uses_account:
+        hint = "leave it out: containers install code.requirements themselves"
+        raise UserError(f"--install is for runs without containers, not for {backend}", hint)
 
 
 def _hint_to_begin_again(previous: PreviousRun, spec: JobSpec) -> str:

@@ -40,7 +40,9 @@ class OfflineClient:
         self.session = Session(settings, observer=observer, home=home, stamp=stamp, code=code)
 
     @renamed_arguments(path="job")
-    def validate(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> JobSpec:
+    def validate(
+        self, job: Job, *, backend: str = DEFAULT_BACKEND, site: str | None = None
+    ) -> JobSpec:
         """Check a job file offline, and return the job.
 
         Of the code folder only the files that the job names are read; `plan` reads all of it.
@@ -50,7 +52,7 @@ class OfflineClient:
             UserError: The file cannot be read.
         """
         loaded = read_job(job)
-        return check_job(loaded, self.session.offline_inputs(loaded, backend))
+        return check_job(loaded, self.session.offline_inputs(loaded, backend, site=site))
 
     @renamed_arguments(spec="job")
     def plan(
@@ -58,6 +60,7 @@ class OfflineClient:
         job: Job,
         *,
         backend: str = DEFAULT_BACKEND,
+        site: str | None = None,
         now: datetime | None = None,
         suffix: str | None = None,
         cuda_on_cpu: bool = False,
@@ -67,6 +70,7 @@ class OfflineClient:
         Args:
             job: The job.
             backend: Where it is to run.
+            site: Name of the Slurm site; by default the only one of the settings.
             now: Time of the plan in UTC; by default the current time.
             suffix: Six hexadecimal digits of the run id; by default from the plan's content, or random for local runs.
             cuda_on_cpu: Plan a local run with a stand-in for CUDA.
@@ -76,15 +80,16 @@ class OfflineClient:
             BundleError: The code folder cannot be packed.
         """
         loaded = read_job(job, self.session.code)
-        inputs = self.session.offline_inputs(loaded, backend, cuda_on_cpu=cuda_on_cpu)
+        inputs = self.session.offline_inputs(loaded, backend, site=site, cuda_on_cpu=cuda_on_cpu)
         inputs = dataclasses.replace(inputs, now=now or inputs.now, suffix=suffix or inputs.suffix)
         return add_receipt(plan_job(loaded, inputs)[0], loaded, self.session.find_home())
 
-    def planner(self, job: Job, *, backend: str = DEFAULT_BACKEND) -> Planner:
+    def planner(
+        self, job: Job, *, backend: str = DEFAULT_BACKEND, site: str | None = None
+    ) -> Planner:
         """Read a job's code once, and return a function that plans variants of the job with it. Offline."""
-        return make_planner(
-            loaded := read_job(job, self.session.code), self.session.offline_inputs(loaded, backend)
-        )
+        loaded = read_job(job, self.session.code)
+        return make_planner(loaded, self.session.offline_inputs(loaded, backend, site=site))
 
     @renamed_arguments(spec="job")
     def files(self, job: Job) -> Contents:

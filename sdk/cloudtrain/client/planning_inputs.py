@@ -27,7 +27,7 @@ from cloudtrain.job.static_analysis.module_search import entry_file
 from cloudtrain.planning.diagnostics import texts_of, warning
 from cloudtrain.planning.package_checks import warn_about_mlflow, warn_about_torch
 from cloudtrain.planning.plan import CodeInfo, GitSource, Plan
-from cloudtrain.planning.planner import make_plan
+from cloudtrain.planning.planner import make_plan, missing_type
 from cloudtrain.planning.storage_layout import ResumeSource, local_uri
 from cloudtrain.planning.targets import Target
 from cloudtrain.runs.continuation import add_continuation
@@ -166,6 +166,7 @@ def check_job(job: LoadedJob, inputs: PlanInputs) -> JobSpec:
     """
     problems = list(job.problems)
     if job.spec is not None:
+        problems += _missing_type_problems(job.spec, inputs.target)
         problems += _requirement_problems(job.spec, inputs.target)
         # The spec has legal values in place of wrong ones; a plan of it finds further mistakes.
         try:
@@ -191,7 +192,12 @@ def plan_job(job: LoadedJob, inputs: PlanInputs) -> tuple[Plan, Contents]:
         BundleError: The code folder cannot be packed.
     """
     spec = job.spec
-    if spec is None or job.problems or _requirement_problems(spec, inputs.target):
+    if (
+        spec is None
+        or job.problems
+        or _missing_type_problems(spec, inputs.target)
+        or _requirement_problems(spec, inputs.target)
+    ):
         # This raises the problems.
         spec = check_job(job, inputs)
     if inputs.contents is not None:
@@ -237,7 +243,7 @@ def plan_with_code(
     ]
     pointers = list(_find_pointers_in_data(spec))
     found += [spec.problem_of(each) for each in pointers if each.severity is Severity.ERROR]
-    if inputs.target.machine is not None:
+    if inputs.target.uses_this_environment:
         found += map(spec.problem_of, check_program(files))
         if inputs.is_start and not (inputs.target.installs and spec.code.requirements):
             from cloudtrain.job.missing_packages import check_packages
@@ -366,6 +372,12 @@ def _requirement_problems(spec: JobSpec, target: Target) -> list[Problem]:
         spec.problem_of(Diagnostic(fault.message, at, fault.hint))
         for fault in _requirements(spec).faults
     ]
+
+
+def _missing_type_problems(spec: JobSpec, target: Target) -> list[Problem]:
+    """Return the problem of a job without an instance type, where the target needs one."""
+    missing = missing_type(spec, target)
+    return [] if missing is None else [spec.problem_of(missing)]
 
 
 def _torch_warnings(spec: JobSpec, inputs: PlanInputs) -> tuple[str, ...]:
@@ -531,7 +543,7 @@ def _files_of(output: str, contents: Contents) -> Iterator[str]:
 
 
 def refuse_cuda_on_cpu(backend: str, *, cuda_on_cpu: bool = False, **_: bool) -> None:
-    """Raise an error if containers are to have a stand-in for CUDA, which is this machine's."""
-    if cuda_on_cpu and facts_of(backend).uses_account:
+    """Raise an error if other machines than this one are to have a stand-in for CUDA, which is this machine's."""
+    if cuda_on_cpu and not facts_of(backend).is_local:
         hint = "leave it out, or use --local: its CUDA would not be that of the instances"
         raise UserError(f"--cuda-on-cpu is for local runs, not for {backend}", hint)

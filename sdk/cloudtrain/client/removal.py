@@ -120,7 +120,10 @@ def select_older(
     chosen = {
         run: each
         for run, each in ended.items()
-        if (moment := moments[run]) is not None and moment < before
+        if (moment := moments[run]) is not None
+        and moment < before
+        # Those in a folder that a cluster shares are deleted by name only.
+        and facts_of(each.backend).is_local
     }
     kept = {
         run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()

@@ -24,6 +24,7 @@ from cloudtrain.support.run_id import is_run_id
 _MOST_ASKED = 500
 """Most runs of an account that are compared with a name that this machine does not know."""
 _MOST_LISTED = 10
+_ENDED = "the runs of a sandbox end with it, and those of a Slurm site need its settings"
 _HELP = "RUN is an id, the beginning or end of one, a job's name or `latest`; see: cloudtrain list"
 _NO_ACCOUNT = "for a run on SageMaker set CLOUDTRAIN_REGION (and credentials)"
 
@@ -141,8 +142,9 @@ class RunNames:
         self, named: str | None, name: str, known: list[str], reason: str
     ) -> RunNotFoundError:
         if named is not None and is_run_id(name):
-            hint = "the runs of a sandbox end with it; see: cloudtrain list"
-            return RunNotFoundError(f"no {named} that runs here has a run {name}", hint)
+            return RunNotFoundError(
+                f"no {named} that is known here has a run {name}", f"{_ENDED}; see: cloudtrain list"
+            )
         hint = did_you_mean(
             name,
             [*dict.fromkeys(map(job_name, known)), *(run.rpartition(":")[2] for run in known)],

@@ -25,7 +25,7 @@ from cloudtrain.planning.targets import Target
 from cloudtrain.runs.known_runs import record_run
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.argument_types import check_type
-from cloudtrain.support.backend_facts import backends_without_account
+from cloudtrain.support.backend_facts import backends_without_account, refuse_site
 from cloudtrain.support.run_id import is_run_id
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Session:
         """Return the folder of local runs."""
         return self.home or find_home()
 
-    def context(self, job: LoadedJob | None = None, **options: bool) -> BackendContext:
-        """Return what backends are opened with; `options` are those of `BackendContext`.
+    def context(
+        self, job: LoadedJob | None = None, *, site: str | None = None, **options: bool
+    ) -> BackendContext:
+        """Return what backends are opened with; `site` and `options` are those of `BackendContext`.
 
         Other folders of local runs matter only to those who look for a run, without a job.
         """
@@ -76,6 +78,7 @@ class Session:
             load_prices=known_prices,
             other_homes=tuple(others),
             steps=self.observer,
+            site=site,
             **options,
         )
 
@@ -84,7 +87,9 @@ class Session:
         record_run(os.environ, run.reference, self.find_home())
         return run
 
-    def open(self, name: str, job: LoadedJob, **options: bool) -> Backend:
+    def open(
+        self, name: str, job: LoadedJob, *, site: str | None = None, **options: bool
+    ) -> Backend:
         """Return a backend that is ready for a submit of a job. Mistakes in the job are reported first.
 
         Raises:
@@ -92,13 +97,14 @@ class Session:
             CloudtrainError: The backend is not ready, for example because settings are missing.
         """
         refuse_cuda_on_cpu(name, **options)
+        refuse_site(name, site)
         if job.spec is None or job.problems:
-            check_job(job, self.offline_inputs(job, name))
-        backend = backend_package(name).open_backend(self.context(job, **options))
+            check_job(job, self.offline_inputs(job, name, site=site))
+        backend = backend_package(name).open_backend(self.context(job, site=site, **options))
         try:
             backend.check_ready()
         except CloudtrainError:
-            check_job(job, self.offline_inputs(job, name))
+            check_job(job, self.offline_inputs(job, name, site=site))
             raise
         return backend
 
@@ -146,10 +152,14 @@ class Session:
                 continue
             yield from chosen
 
-    def offline_inputs(self, job: LoadedJob, backend: str, **options: bool) -> PlanInputs:
+    def offline_inputs(
+        self, job: LoadedJob, backend: str, *, site: str | None = None, **options: bool
+    ) -> PlanInputs:
         """Return the inputs of a plan for a backend that is not opened."""
         refuse_cuda_on_cpu(backend, **options)
-        return self.inputs(backend_package(backend).make_target(self.context(job, **options)), None)
+        refuse_site(backend, site)
+        context = self.context(job, site=site, **options)
+        return self.inputs(backend_package(backend).make_target(context), None)
 
     def inputs(self, target: Target, backend: Backend | None) -> PlanInputs:
         """Return the inputs of a plan for a target; `backend` is asked for runs that the job names."""

@@ -41,6 +41,7 @@ def validate(
     backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
+    site: str | None = None,
     settings: Settings | None = None,
 ) -> JobSpec:
     """Read a job file with overrides, as the `--set` option takes them, and check it: see `Client.validate`."""
@@ -53,7 +54,7 @@ def validate(
             'use its own method, for example job.with_values({"train.epochs": 2})',
         )
     return Client(settings).validate(
-        loaded, backend=choose_backend(backend, local=local, sandbox=sandbox)
+        loaded, backend=choose_backend(backend, local=local, sandbox=sandbox), site=site
     )
 
 
@@ -64,6 +65,7 @@ def plan(
     backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
+    site: str | None = None,
     settings: Settings | None = None,
     now: datetime | None = None,
     suffix: str | None = None,
@@ -75,6 +77,7 @@ def plan(
     return client.plan(
         job,
         backend=choose_backend(backend, local=local, sandbox=sandbox),
+        site=site,
         now=now,
         suffix=suffix,
         cuda_on_cpu=cuda_on_cpu,
@@ -87,10 +90,11 @@ def check(
     *,
     backend: str | None = None,
     sandbox: bool = False,
+    site: str | None = None,
     settings: Settings | None = None,
 ) -> tuple[Check, ...]:
     """Check that the account has everything that a submit needs: see `Client.check`."""
-    return Client(settings).check(job, backend=choose_backend(backend, sandbox=sandbox))
+    return Client(settings).check(job, backend=choose_backend(backend, sandbox=sandbox), site=site)
 
 
 @renamed_arguments(spec="job")
@@ -106,6 +110,7 @@ def submit(
     backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
+    site: str | None = None,
     settings: Settings | None = None,
     skip_check: bool = False,
     new: bool = False,
@@ -118,6 +123,7 @@ def submit(
     return Client(settings, observer=observer).submit(
         job,
         backend=choose_backend(backend, local=local, sandbox=sandbox),
+        site=site,
         skip_check=skip_check,
         new=new,
         wait_for_capacity=wait_for_capacity,

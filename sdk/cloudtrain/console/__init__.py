@@ -147,7 +147,10 @@ def confirm_trust(error: UntrustedSettingsError | UntrustedHomeError) -> bool:
     if isinstance(error, UntrustedHomeError):
         print_message(error.message)
         return click.confirm("use it from now on?", default=False, err=True)
-    print_message(f"{error.file} beside the job gives settings of an account:")
+    what = "settings of an account"
+    if all(name.startswith("slurm.") for name in error.values):
+        what = "a Slurm site, whose lines are executed on its nodes as you"
+    print_message(f"{error.file} beside the job gives {what}:")
     print_columns([(f"  {name}", value) for name, value in error.values.items()], write=print_row)
     return click.confirm("use them for this repository from now on?", default=False, err=True)
 

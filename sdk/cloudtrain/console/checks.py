@@ -14,6 +14,9 @@ _COLOURS = {"pass": "32", "fail": "1;31", "could not check": "33"}
 
 def print_account_checks(checks: Sequence[Check]) -> None:
     """Print the checks of an account, each followed by its warning and fix, and how many have passed."""
+    if not checks:
+        print("no checks are needed")
+        return
     rows = []
     for check in checks:
         notes = [

@@ -25,6 +25,7 @@ from cloudtrain.runs.results import key_metrics, short_reason
 from cloudtrain.runs.shown_metrics import describe_metric, plain_metrics
 from cloudtrain.runs.status import State
 from cloudtrain.runs.step_parts import describe_seconds, step_parts
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.installation import is_installed
 from cloudtrain.support.run_id import job_of, short_id
 from cloudtrain.support.shown_places import shown_place
@@ -365,7 +366,7 @@ def _next_steps(ending: Ending, now: float) -> Iterator[tuple[str, str]]:
     is_served = is_task and "model" in status.artifacts and not _is_evaluation(status)
     if is_served and is_installed("uvicorn"):
         yield "use", f"{called} serve {run}"
-    if not status.uses_account and ending.job is not None:
+    if facts_of(status.backend).is_local and ending.job is not None:
         yield "price", f"{called} plan {ending.job}"
 
 

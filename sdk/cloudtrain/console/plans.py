@@ -15,6 +15,7 @@ from cloudtrain.console import command_name, print_message, progress_bar
 from cloudtrain.console.cells import cut_text
 from cloudtrain.console.facts import print_facts, print_sentence
 from cloudtrain.console.terminal import is_terminal
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place
 from cloudtrain.support.units import format_duration, format_size, format_usd
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cloudtrain.bundle import Contents
+    from cloudtrain.planning.batch_job import BatchJob
     from cloudtrain.planning.plan import BatchPlan, LengthPlan, Plan
     from cloudtrain.runs.run import Run
     from cloudtrain.support.checks import Check
@@ -57,7 +59,7 @@ def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
             "distribution",
             f"{cluster.distribution}, started by the {cluster.launcher} launcher, {cluster.backend}",
         ),
-        ("image", plan.image if plan.uses_account else "this machine's Python and torch"),
+        ("image", plan.image if plan.uses_account else _own_software(plan)),
     ]
     if devices := plan.config.cuda_on_cpu:
         rows.append(("CUDA", f"stand-in on the CPU: {devices} devices per instance"))
@@ -82,13 +84,8 @@ def print_plan(plan: Plan, *, is_simulated: bool = False) -> None:
         rows.append(("spot", f"stopped after {longest} of waiting and training"))
     if plan.sender is not None:
         rows.append(("sent by", _SENDERS[plan.sender]))
-    if plan.uses_account:
-        cost = _cost(plan)
-        if is_simulated:
-            cost = f"nothing in the sandbox; an account would pay {cost}"
-        rows.append(("cost", cost))
-    if plan.uses_account and plan.cost.ceiling_usd is not None:
-        rows.append(("not covered", "; ".join(plan.cost.not_covered)))
+    rows += _cost_rows(plan, is_simulated=is_simulated)
+    rows += _batch_job_rows(plan.batch_job)
     rows += _rehearsal_rows(plan)
     print_facts(rows)
     for decision in plan.decisions:
@@ -99,14 +96,46 @@ def _cluster(plan: Plan) -> str:
     cluster = plan.cluster
     if plan.uses_account:
         where = f"x {cluster.instance_type}"
-    elif cluster.instances == 1:
-        where = "instance on this machine"
     else:
-        where = "instances on this machine"
+        plural = "" if cluster.instances == 1 else "s"
+        where = f"instance{plural} {place_name(plan.target)}"
+    if plan.batch_job is not None:
+        where += f" ({plan.batch_job.site})"
     each = cluster.processes_per_instance
     ranks = "rank" if each == 1 else "ranks"
     world_size = cluster.world_size or "?"
     return f"{cluster.instances} {where}, {each or '?'} {ranks} each, world size {world_size}"
+
+
+def _cost_rows(plan: Plan, *, is_simulated: bool) -> list[Row]:
+    """Return the rows of the estimate and of what it does not cover; none where nothing is billed."""
+    if not plan.uses_account:
+        if not plan.cost.usd_per_hour or plan.cost.max_usd is None:
+            return []
+        hourly = format_usd(plan.cost.usd_per_hour)
+        most = format_usd(plan.cost.max_usd)
+        return [("cost", f"{hourly} per hour, estimate {most} at its time limit")]
+    cost = _cost(plan)
+    if is_simulated:
+        cost = f"nothing in the sandbox; an account would pay {cost}"
+    rows = [("cost", cost)]
+    if plan.cost.ceiling_usd is not None:
+        rows.append(("not covered", "; ".join(plan.cost.not_covered)))
+    return rows
+
+
+def _own_software(plan: Plan) -> str:
+    if facts_of(plan.target).is_on_this_machine:
+        return "this machine's Python and torch"
+    return "Python and torch of the nodes"
+
+
+def _batch_job_rows(batch_job: BatchJob | None) -> list[Row]:
+    """Return one row for each option of a batch job with its origin, and one for each line of its script."""
+    if batch_job is None:
+        return []
+    rows = [("sbatch", f"{option}  ({option.origin})") for option in batch_job.options]
+    return rows + [("script", line) for line in batch_job.script.splitlines()]
 
 
 def _training_rows(plan: Plan) -> list[Row]:

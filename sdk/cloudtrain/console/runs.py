@@ -48,7 +48,7 @@ from cloudtrain.runs.status import (
     describe_state,
     shown_reason,
 )
-from cloudtrain.support.backend_facts import place_name
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, name_numbers
 from cloudtrain.support.run_id import job_of, short_id
 from cloudtrain.support.shown_places import shown_place
@@ -238,7 +238,7 @@ def next_step(
             is_installed = cause.failure is not None and cause.failure.is_installed
             place = None if is_installed else cause.place
             return NextStep("fix", f"fix {place or 'it'}, then: {again}")
-    if status.exit_code == 0 and not status.uses_account and job is not None:
+    if status.exit_code == 0 and facts_of(status.backend).is_local and job is not None:
         note = "   (the request and price of the same job on SageMaker)"
         return NextStep("price", f"{called} plan {job}{note}")
     continued = run_to_continue(status, facts)

@@ -36,7 +36,7 @@ class ReservedRuns:
     @property
     def is_local(self) -> bool:
         """Whether they run on this machine, where they cost nothing."""
-        return not facts_of(self.backend).uses_account
+        return facts_of(self.backend).is_local
 
     def new_id(self, job_name: str, part: str) -> str:
         """Return the id of a run that is about to be recorded.
@@ -82,5 +82,6 @@ class ReservedRuns:
         return status
 
     def never_began(self, status: Status) -> bool:
-        """Return whether a local submit was interrupted before the run had a supervisor."""
-        return self.is_local and status.state is State.FAILED and status.started is None
+        """Return whether a submit without an account was interrupted before the run had a supervisor."""
+        is_in_account = facts_of(self.backend).uses_account
+        return not is_in_account and status.state is State.FAILED and status.started is None

@@ -129,9 +129,10 @@ class UntrustedSettingsError(SettingsError):
     Args:
         file: Absolute path of the file.
         values: The file's values by setting name.
+        own: How to use values of one's own; by default the variables of the settings.
     """
 
-    def __init__(self, file: str, values: Mapping[str, str]) -> None:
+    def __init__(self, file: str, values: Mapping[str, str], own: str = "") -> None:
         self.file = file
         self.values = dict(values)
         given = ", ".join(f"{name} = {value}" for name, value in values.items())
@@ -139,7 +140,7 @@ class UntrustedSettingsError(SettingsError):
             f"{file} gives {given}, and you have not agreed to use {'it' if len(values) == 1 else 'them'}",
             "to agree, once for these values: cloudtrain --trust COMMAND, or in Python find_settings(job, trust=True); "
             "to use your own instead: "
-            + ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values),
+            + (own or ", ".join(f"CLOUDTRAIN_{name.upper()}=..." for name in values)),
         )
 
 

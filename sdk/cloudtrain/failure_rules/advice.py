@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from cloudtrain import catalog
-from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts
+from cloudtrain.failure_rules.facts import BUNDLED_MODULE, EXCLUDED_FILE, Facts, place_of
+from cloudtrain.failure_rules.rules.base import Places
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.container_paths import CODE_PREFIX
 
@@ -37,12 +38,27 @@ _HIDDEN = (
     "An installed package is named {module}, too, and hides {path} of the bundle: rename yours, or let Python find it "
     "first"
 )
+_NO_GPU_FROM_SLURM = (
+    "Slurm gave the job no GPU that torch can use: set gpus_per_node in the site's settings, or use cuda, NCCL and DDP's "
+    "device_ids only where torch.cuda.is_available()."
+)
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 
 def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     """Return a rule's action for a message of a run on a backend."""
-    is_local = facts_of(backend).is_on_this_machine
+    known = facts_of(backend)
+    is_cluster = not known.uses_account and not known.is_on_this_machine
+    if is_cluster and lacks_gpu(message):
+        return _NO_GPU_FROM_SLURM
+    text = _advise(action, message, backend=backend, facts=facts)
+    if is_cluster:
+        text = text.replace("this machine", "the node").replace("This machine", "The node")
+    return text
+
+
+def _advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
+    is_local = place_of(backend) is not Places.CLOUD
     if (found := _MODULE.search(message)) is not None:
         module = found["module"]
         files = (module, f"{module}.py")

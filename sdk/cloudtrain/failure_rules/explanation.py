@@ -176,7 +176,9 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
         rule, groups = matched
         action = _fill(rule.action, status, facts, groups)
         return _make_explanation(status, rule.failure_class, _first_line(status.reason), action)
-    if status.state in (State.QUEUED, State.STARTING):
+    # A cluster suspends a job, and continues it.
+    is_suspended = status.state is State.INTERRUPTED and not status.uses_account
+    if is_suspended or status.state in (State.QUEUED, State.STARTING):
         return _make_explanation(status, None, status.reason or "the run has not started yet")
     if status.state is State.INTERRUPTED:
         action = "Nothing: the run continues when capacity is back. It waits at most [cluster.spot.max_wait]."
@@ -191,7 +193,9 @@ def _explain_stop(status: Status, facts: Facts) -> Explanation:
     action = ""
     if status.progress.checkpoint is not None:
         action = f"Nothing went wrong; {resume}."
-    if status.reason.startswith(OUTSIDE_STOP):
+    if status.reason.endswith("(scancel)"):
+        action = f"The job was cancelled in Slurm; {resume}."
+    elif status.reason.startswith(OUTSIDE_STOP):
         action = (
             "Something else than cloudtrain has stopped it, such as a logout, a reboot or a scheduler. "
             f"Fix that, and {resume}."

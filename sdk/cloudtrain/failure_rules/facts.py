@@ -55,9 +55,10 @@ def kind_of_job(facts: Facts) -> Jobs:
 def place_of(backend: str) -> Places:
     """Return where a backend's runs take place."""
     known = facts_of(backend)
-    if not known.is_on_this_machine:
-        return Places.CLOUD
-    return Places.SIMULATION if known.uses_account else Places.HERE
+    if not known.uses_account:
+        # A cluster's nodes use the Python of the machine that submits, too.
+        return Places.HERE
+    return Places.SIMULATION if known.is_on_this_machine else Places.CLOUD
 
 
 def _of_request(request: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -252,6 +252,7 @@ _MAIN_FIELDS = {
     "limits": "runtime",
     "notify": "sns",
     "output": "uri",
+    "slurm": "partition",
 }
 """Fields that a section is likely to mean which has one text as its value."""
 _PAIR = lazy_pattern(r"([A-Za-z_][\w.-]*)=(.*)")

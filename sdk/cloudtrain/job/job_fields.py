@@ -23,6 +23,7 @@ from cloudtrain.job.sections.code import Code
 from cloudtrain.job.sections.data import ChannelOrUri
 from cloudtrain.job.sections.limits import Limits
 from cloudtrain.job.sections.reporting import MetricName, MetricPattern, Notify, Output, Tracking
+from cloudtrain.job.sections.slurm import Slurm
 from cloudtrain.job.sections.train import Train
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.notebook.summary import Summary
@@ -91,6 +92,8 @@ class JobFields(Section):
     """Where and how often the run saves checkpoints."""
     limits: Limits = Field(default_factory=Limits.model_construct)
     """Limits of the run's time, cost and retries."""
+    slurm: Slurm = Field(default_factory=Slurm.model_construct)
+    """Options of the batch job on a Slurm cluster; other places ignore them."""
     metrics: dict[MetricName, MetricPattern] = Field(
         default_factory=dict, examples=[{"loss": "loss=([0-9.]+)"}]
     )
@@ -298,6 +301,7 @@ _SHOWN_SECTIONS = (
     "train",
     "checkpoint",
     "limits",
+    "slurm",
     "metrics",
     "tracking",
     "tags",

@@ -23,11 +23,12 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 _EXACTLY_ONE: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Code": (("task",), ("script",), ("module",), ("command",)),
-    "Cluster": (("instance_type",), ("prefer",)),
     "Train": (("epochs",), ("steps",)),
     "Channel": (("uri",), ("fsx",), ("efs",)),
 }
 """Fields of which exactly one is given, by section."""
+_AT_MOST_ONE = {"Cluster": ("instance_type", "prefer")}
+"""Fields of which at most one is given, by section."""
 _AWS_LIMITS: Mapping[str, tuple[str, ...]] = {
     "code.env": ("Environment",),
     "cluster.prefer": ("ResourceConfig", "InstancePreferences"),
@@ -104,6 +105,8 @@ def describe_section(model: type[Section], section: dict[str, Any]) -> None:
             content["default"] = display_default(model.__name__, field, content["default"])
     if model.__name__ in _EXACTLY_ONE:
         section["oneOf"] = [{"required": list(fields)} for fields in _EXACTLY_ONE[model.__name__]]
+    if model.__name__ in _AT_MOST_ONE:
+        section["not"] = {"required": list(_AT_MOST_ONE[model.__name__])}
 
 
 def _add_limit(schema: dict[str, Any], path: list[str], shape: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from cloudtrain.job.loader import (
     validate_document,
 )
 from cloudtrain.job.references import check_references
+from cloudtrain.job.sections.cluster import wrong_types
 from cloudtrain.support.field_path import FieldPath
 from cloudtrain.support.job_file import find_job_files
 
@@ -139,11 +140,17 @@ def check_document(document: Document, base: Path, *, has_files: bool = True) ->
         spec.locate(document, base)
         diagnostics = [*spec.cross_field_errors(), *(check_references(spec) if has_files else ())]
         problems += [spec.problem_of(each) for each in diagnostics if not each.concerns(replaced)]
-        if not spec.cluster.types:
-            cluster = spec.cluster.model_copy(update={"instance_type": _PLACEHOLDER_TYPE})
-            spec = spec.model_copy(update={"cluster": cluster})
+        # A missing type is an error of the plan, because not each place needs one.
+        if not spec.cluster.types and wrong_types().below(("cluster",)).concerns(replaced):
+            spec = with_placeholder_type(spec)
             replaced.add(("cluster", "instance_type"))
     return LoadedJob(spec, tuple(problems), frozenset(replaced))
+
+
+def with_placeholder_type(spec: JobSpec) -> JobSpec:
+    """Return a job with an instance type that supports every feature, for further checks of one that has none."""
+    cluster = spec.cluster.model_copy(update={"instance_type": _PLACEHOLDER_TYPE})
+    return spec.model_copy(update={"cluster": cluster})
 
 
 def load_job_document(

@@ -44,7 +44,7 @@ _AWS_NAME = lazy_pattern(r"pytorch(?:-training)?:(?P<version>\d+\.\d+)")
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, for local runs.
+    """A machine whose own Python runs the ranks: this one for local runs, which is all instances, or a node of a cluster.
 
     Attributes:
         gpus: GPUs that are visible to CUDA.
@@ -54,6 +54,7 @@ class Machine:
         has_wandb_login: Whether its user may have logged in at Weights & Biases.
         cards: How many of the GPUs NCCL can use together; None for all. MIG instances count as one.
         torch: Version of its PyTorch; empty if it is unknown.
+        is_node: Whether it is a node of a cluster: each instance has a machine of this kind for itself.
     """
 
     gpus: int
@@ -63,6 +64,16 @@ class Machine:
     has_wandb_login: bool = True
     cards: int | None = None
     torch: str = ""
+    is_node: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where GPUs are shared, as part of a sentence."""
+        return "of a node" if self.is_node else "here"
+
+    def ranks(self, processes: int, instances: int) -> int:
+        """Return how many ranks use its GPUs, with so many on each of the instances."""
+        return processes if self.is_node else processes * instances
 
     @property
     def has_mig(self) -> bool:
@@ -92,11 +103,15 @@ def choose_placement(
     Args:
         spec: The job.
         region: Region of the image's registry.
-        machine: This machine in a local plan, else None.
+        machine: The machine whose Python runs the ranks; None for containers on instances.
         today: Date of the plan.
         shares_out: Whether the code itself may use several GPUs for one process that is started.
     """
-    instances = yield from _find_instances(spec)
+    instances: _Instances = []
+    if machine is None or not machine.is_node:
+        # A node has no instance type, and a portable job may name one.
+        instances = yield from _find_instances(spec)
+    first = instances[0] if instances else None
     known = [instance for instance in instances if instance is not None]
     distribution = yield from _distribution(spec, known)
     if machine is not None and region not in catalog.image_regions():
@@ -105,15 +120,15 @@ def choose_placement(
     image, framework = yield from _image(spec, distribution, known, region, today, machine)
     processes = yield from _processes(spec, instances, machine, shares_out=shares_out)
     cluster = ClusterPlan(
-        instance_type=spec.cluster.types[0],
+        instance_type=spec.cluster.types[0] if instances else "",
         instances=spec.cluster.preferred_instances,
         processes_per_instance=processes,
         world_size=_world_size(spec, instances, processes),
         distribution=distribution,
         launcher=LAUNCHER_CLOUDTRAIN if distribution == TORCH_DISTRIBUTED else LAUNCHER_TOOLKIT,
-        backend=_backend(spec, distribution, instances[0], processes, machine),
+        backend=_backend(spec, distribution, first, processes, machine),
     )
-    yield from _check_parallel(spec, cluster, framework, _gpus(instances[0], machine))
+    yield from _check_parallel(spec, cluster, framework, _gpus(first, machine))
     return cluster, image
 
 
@@ -278,6 +293,8 @@ def _describe_framework(image: catalog.Image, machine: Machine | None) -> str:
     """Return the PyTorch that a run uses; of a local run this machine's, beside that of the image."""
     if machine is None:
         return f"framework: PyTorch {image.framework}"
+    if machine.is_node:
+        return f"framework: PyTorch of the nodes; AWS's image has {image.framework}"
     own = f"PyTorch {machine.torch}".rstrip()
     return f"framework: {own} of this machine; AWS's image has {image.framework}"
 
@@ -435,7 +452,7 @@ def _processes(
 def _world_size(spec: JobSpec, instances: _Instances, processes: int | None) -> int:
     """Return the number of all ranks; 0 when it is unknown before the start."""
     each = processes
-    first = instances[0]
+    first = instances[0] if instances else None
     if processes is None and len(instances) > 1 and first is not None:
         # The types have different numbers of GPUs, and all the same world size.
         each = first.gpus
@@ -472,14 +489,14 @@ def _warn_about_sharing_here(
     spec: JobSpec, processes: int, machine: Machine
 ) -> Iterator[Diagnostic]:
     """Warn of a local run whose ranks share GPUs; for a script also of what then fails in its own code."""
-    instances = spec.cluster.preferred_instances
-    ranks = processes * instances
+    instances = 1 if machine.is_node else spec.cluster.preferred_instances
+    ranks = machine.ranks(processes, instances)
     if not machine.is_shared_by(ranks):
         return
     kind = "GPUs" if machine.gpus > 1 else "GPU"
     if machine.has_mig:
         kind = "MIG instances"
-    text = f"{ranks} ranks share {machine.gpus} {kind} here, so they use Gloo instead of NCCL"
+    text = f"{ranks} ranks share {machine.gpus} {kind} {machine.place}, so they use Gloo instead of NCCL"
     if spec.code.task is None:
         text += "; nccl in the code becomes gloo, which has the collectives of DDP for tensors on a GPU, not those of FSDP"
     each = max(1, machine.gpus // instances)
@@ -495,6 +512,8 @@ def _local_processes(spec: JobSpec, machine: Machine) -> Step[int]:
     instances = spec.cluster.preferred_instances
     if machine.gpus == 0:
         return CPU_PROCESSES
+    if machine.is_node:
+        return machine.gpus
     processes = max(1, machine.gpus // instances)
     if machine.has_mig:
         # A process of CUDA sees one MIG instance only.
@@ -511,7 +530,7 @@ def _backend(
     machine: Machine | None,
 ) -> str:
     if machine is not None:
-        ranks = (processes or 1) * spec.cluster.preferred_instances
+        ranks = machine.ranks(processes or 1, spec.cluster.preferred_instances)
         has_gpu_each = machine.gpus > 0 and not machine.is_shared_by(ranks)
         return "nccl" if has_gpu_each else "gloo"
     gpus = _gpus(instance, machine)

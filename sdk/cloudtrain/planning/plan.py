@@ -13,10 +13,11 @@ from typing import Any
 from cloudtrain.job.arguments import command_line
 from cloudtrain.job.requirements import Requirements
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
+from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.cost import CostPlan
 from cloudtrain.planning.storage_layout import Locations
 from cloudtrain.settings.settings import Origin, Settings
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_size, format_usd
 from cloudtrain_runtime.contract import EvaluationConfig, RunConfig
@@ -167,6 +168,7 @@ class Plan:
         left_out: Path and reason of files in the code folder that are not uploaded; shortened if there are many.
         modules: By the name of a module or package in the bundle, its path there; shortened if there are many.
         rehearsal: Receipt of a rehearsal of this code and request, with the sentence `text`; None if there is none.
+        batch_job: What a cluster's queue receives, such as sbatch of Slurm; None where there is none.
         render: Function that returns the plan for another run id, without the changes that followed it.
     """
 
@@ -201,6 +203,7 @@ class Plan:
     modules: Mapping[str, str] = field(default_factory=dict)
     submitter: str = ""
     rehearsal: Mapping[str, Any] | None = None
+    batch_job: BatchJob | None = None
     render: Callable[[str], Plan] = field(kw_only=True, compare=False, repr=False)
 
     def __repr__(self) -> str:
@@ -241,7 +244,7 @@ class Plan:
                 "accumulate": self.batch.accumulate,
                 "global": self.batch.global_,
             }
-        return {
+        found: dict[str, Any] = {
             "run": self.run,
             "target": self.target,
             "request": self.request,
@@ -278,6 +281,9 @@ class Plan:
             "warnings": list(self.warnings),
             "decisions": list(self.decisions),
         }
+        if self.batch_job is not None:
+            found["batch_job"] = self.batch_job.to_document()
+        return found
 
     def to_file(self) -> str:
         """Return the content of plan.json: every value of the plan, with sorted keys."""
@@ -310,7 +316,7 @@ def _summary_rows(plan: Plan) -> Iterator[Row]:
     ranks = "ranks unknown before the start"
     if cluster.world_size:
         ranks = count(cluster.world_size, "rank")
-    where = f"of {cluster.instance_type}" if plan.uses_account else "on this machine"
+    where = f"of {cluster.instance_type}" if plan.uses_account else place_name(plan.target)
     instances = f"{count(cluster.instances, 'instance')} {where}"
     yield "cluster", f"{instances}, {ranks}, {cluster.distribution}"
     if plan.batch is not None and plan.batch.global_:
@@ -322,7 +328,7 @@ def _summary_rows(plan: Plan) -> Iterator[Row]:
     yield "code", f"{count(plan.bundle.files, 'file')}, {format_size(plan.bundle.bytes)}"
     yield "checkpoints", plan.locations.checkpoints
     yield "time limit", format_duration(plan.max_runtime_seconds)
-    if plan.uses_account:
+    if plan.uses_account or plan.cost.usd_per_hour:
         yield "cost", _describe_cost(plan.cost)
     if plan.warnings:
         others = len(plan.warnings) - 1

@@ -18,7 +18,9 @@ from typing import Any
 from cloudtrain.errors import Problem, SpecError
 from cloudtrain.job.arguments import omitted_arguments
 from cloudtrain.job.diagnostics import Diagnostic, Severity
-from cloudtrain.job.spec import JobSpec
+from cloudtrain.job.sections.cluster import wrong_types
+from cloudtrain.job.spec import JobSpec, with_placeholder_type
+from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.diagnostics import Step, problems_of, run_step, texts_of
 from cloudtrain.planning.environment_checks import check_search_paths, check_sizes
 from cloudtrain.planning.job_checks import (
@@ -82,10 +84,16 @@ def make_plan(
     Raises:
         SpecError: the job cannot work. The error lists every problem.
     """
+    missing = missing_type(spec, target)
+    if missing is not None:
+        spec = with_placeholder_type(spec)
     decisions, diagnostics = run_step(_decide(spec, code, target, now, resumed))
+    diagnostics += [] if missing is None else [missing]
     # The identity: everything that is sent and run, without the run id. The code's uri contains its digest.
     _, request, config = _documents(decisions, "RUN")
     sent = [request, config.to_json(), spec.to_document()["cluster"].get("queue"), data_stamp]
+    if (batch_job := _batch_job(decisions, "RUN")) is not None:
+        sent.append(batch_job.sent)
     identity = hashlib.sha256(dump_json(sent, sort_keys=True).encode()).hexdigest()
     decisions = replace(decisions, identity=identity)
     run = make_run_id(spec.name, now, suffix or target.run_suffix(identity))
@@ -102,6 +110,23 @@ def make_plan(
         plan,
         warnings=texts_of(Severity.WARNING, diagnostics),
         decisions=texts_of(Severity.DECISION, diagnostics),
+    )
+
+
+def missing_type(spec: JobSpec, target: Target) -> Diagnostic | None:
+    """Return the error about a job without an instance type, where the target needs one."""
+    if spec.cluster.types or not target.needs_instance_type:
+        return None
+    return wrong_types().below(("cluster",))
+
+
+def _batch_job(decisions: Decisions, run: str) -> BatchJob | None:
+    return decisions.target.batch_job(
+        decisions.spec,
+        decisions.cluster,
+        decisions.limits,
+        run=run,
+        identity=decisions.identity,
     )
 
 
@@ -228,6 +253,7 @@ def _render(decisions: Decisions, run: str) -> Plan:
         settings=target.settings,
         settings_beside_job=target.settings_beside_job,
         sender=target.sender,
+        batch_job=_batch_job(decisions, run),
         render=partial(_render, decisions),
     )
 

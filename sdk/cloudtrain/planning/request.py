@@ -22,7 +22,6 @@ from cloudtrain.planning.plan import ClusterPlan, CodeInfo
 from cloudtrain.planning.storage_layout import Locations, ResumeSource, syncs_checkpoints
 from cloudtrain.planning.targets import Target
 from cloudtrain.planning.tracking import MLFLOW_URI_VARIABLE, tracking_variables
-from cloudtrain.settings.settings import Settings
 from cloudtrain_runtime.contract import (
     BUNDLE_FILE,
     CODE_CHANNEL,
@@ -129,7 +128,7 @@ def render_request(decisions: Decisions, run: str, locations: Locations) -> dict
                 "CompressionType": None if spec.output.compress else "NONE",
             }
         ),
-        "ResourceConfig": _resources(spec, settings),
+        "ResourceConfig": _resources(decisions),
         "StoppingCondition": _drop_empty(
             {
                 "MaxRuntimeInSeconds": limits.runtime_seconds,
@@ -277,14 +276,19 @@ def _channel(name: str, uri: str, channel: Channel | None) -> dict[str, Any]:
     return entry
 
 
-def _resources(spec: JobSpec, settings: Settings) -> dict[str, Any]:
+def _resources(decisions: Decisions) -> dict[str, Any]:
+    spec = decisions.spec
+    settings = decisions.target.settings
     cluster = spec.cluster
     resources: dict[str, Any] = {
         "VolumeSizeInGB": cluster.volume,
         "VolumeKmsKeyId": None if has_local_storage(spec) else settings.kms_key,
         "KeepAlivePeriodInSeconds": cluster.keep_alive,
     }
-    if cluster.prefer:
+    if not decisions.cluster.instance_type:
+        # Nodes of a cluster have no type.
+        resources["InstanceCount"] = decisions.cluster.instances
+    elif cluster.prefer:
         resources["InstancePreferences"] = [
             _drop_empty(
                 {

@@ -150,6 +150,7 @@ RESUMED_FIELDS: Final[Mapping[str, tuple[Effect, str]]] = {
         (
             "name",
             "limits",
+            "slurm",
             "metrics",
             "tracking",
             "output",

@@ -1,12 +1,14 @@
-"""Storage layout of a run: uris in S3 for a cluster, and below one folder for a local run."""
+"""Storage layout of a run: uris in S3 for SageMaker, and below one folder for a local run or one on Slurm."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cloudtrain.job.spec import JobSpec
+from cloudtrain_runtime.contract import BUNDLE_FILE
 
 PLACEHOLDER_BUCKET = "<your bucket>"
 PLACEHOLDER_ROLE = "<your role>"
@@ -150,3 +152,24 @@ def local_uri(spec: JobSpec, uri: str) -> str:
     if "://" in uri:
         return uri
     return (spec.base / uri).resolve().as_uri()
+
+
+def folder_locations(
+    root: Path, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None
+) -> Locations:
+    """Return the uris of a run whose files are below a folder, which every machine of the run can read."""
+    base = (root / "runs" / run).as_uri()
+    own = f"{base}/checkpoints"
+    given = own
+    if spec.checkpoint.uri is not None:
+        given = local_uri(spec, spec.checkpoint.uri)
+    checkpoints = synced_resume_folder(spec, resumed) or given
+    return Locations(
+        base=root.as_uri(),
+        code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
+        config=f"{base}/config",
+        output=(root / "runs").as_uri(),
+        checkpoints=checkpoints,
+        saves=saves_of(spec, task=checkpoints, script=unless_resumed(given, own, resumed)),
+        channels={name: local_uri(spec, channel.source) for name, channel in spec.data.items()},
+    )

@@ -59,7 +59,7 @@ def check_local(
             f"{spec.cluster.distribution} uses AWS's mpirun and SMDDP on SageMaker; a local run uses torchrun, and "
             "Gloo or NCCL"
         )
-    yield from _check_local_data(spec)
+    yield from check_folder_data(spec, "local runs", "a local run", "use a folder here")
     if (spec.checkpoint.uri or "").startswith("s3://") and spec.code.task is None:
         message = "a script's checkpoints stay on this machine in a local run"
         yield error(("checkpoint", "uri"), message, "leave it out: --set checkpoint.uri=null")
@@ -83,21 +83,29 @@ def check_local(
         )
 
 
-def _check_local_data(spec: JobSpec) -> Iterator[Diagnostic]:
+def check_folder_data(spec: JobSpec, runs: str, run: str, instead: str) -> Iterator[Diagnostic]:
+    """Reject channels that cannot be a folder.
+
+    Args:
+        spec: The job.
+        runs: The runs as part of a message, such as `local runs`.
+        run: One of them.
+        instead: What to do instead of mounting a file system.
+    """
     for name, channel in spec.data.items():
         # `check_abilities` rejects it for a Task.
         if channel.mode == "Pipe" and spec.train is None:
             yield error(
                 ("data", name, "mode"),
-                "local runs do not support Pipe mode",
+                f"{runs} do not support Pipe mode",
                 "use File or FastFile",
             )
         if channel.file_system is not None:
-            message = "a local run cannot mount a file system"
+            message = f"{run} cannot mount a file system"
             yield error(
                 ("data", name, channel.file_system),
                 message,
-                f"use a folder here: --set data.{name}=FOLDER",
+                f"{instead}: --set data.{name}=FOLDER",
             )
 
 

@@ -10,13 +10,14 @@ from cloudtrain import catalog
 from cloudtrain.job.diagnostics import Diagnostic
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
+from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.cost import (
     CostPlan,
     TimeLimits,
 )
 from cloudtrain.planning.diagnostics import Step
 from cloudtrain.planning.placement import Machine
-from cloudtrain.planning.plan import Upload
+from cloudtrain.planning.plan import ClusterPlan, Upload
 from cloudtrain.planning.storage_layout import (
     Locations,
     ResumeSource,
@@ -32,11 +33,21 @@ class Target(Protocol):
     settings: Settings
     """The account."""
     machine: Machine | None
-    """This machine in a local plan, else None."""
+    """The machine whose own Python runs the ranks: this one, or a node of a cluster; None for containers."""
     cuda_on_cpu: bool = False
     """Whether runs use a stand-in for CUDA."""
     installs: bool = False
     """Whether runs on this machine use an environment with their requirements."""
+
+    @property
+    def needs_instance_type(self) -> bool:
+        """Whether a job must name a type of instance."""
+        return True
+
+    @property
+    def uses_this_environment(self) -> bool:
+        """Whether the ranks use this Python and its packages, so that these can be checked."""
+        return self.machine is not None
 
     @property
     def region(self) -> str:
@@ -94,6 +105,26 @@ class Target(Protocol):
 
     def queue(self, spec: JobSpec, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the SubmitServiceJob document without its payload, or None without a queue."""
+        return None
+
+    def batch_job(
+        self,
+        spec: JobSpec,
+        cluster: ClusterPlan,
+        limits: TimeLimits,
+        *,
+        run: str,
+        identity: str,
+    ) -> BatchJob | None:
+        """Return what a cluster's queue receives; None where there is none. It is a part of the plan's identity.
+
+        Args:
+            spec: The job.
+            cluster: Its instances and ranks.
+            limits: Its time limits.
+            run: The run id.
+            identity: The plan's identity; empty while it is computed.
+        """
         return None
 
     def network_gbps(self, spec: JobSpec) -> float | None:

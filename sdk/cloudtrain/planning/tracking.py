@@ -180,6 +180,34 @@ def check_local_tracking(
         machine: This machine.
         installs: Whether the run uses an environment with its requirements.
     """
+    yield from _check_packages(spec, machine, installs=installs)
+    if not _lacks_wandb_key(spec):
+        return
+    if machine.has_wandb_login:
+        yield decision(
+            "tracking.wandb: without WANDB_API_KEY a local run uses the login of this machine (wandb login)"
+        )
+    else:
+        yield _no_key("wandb login", _SECRET_WAY)
+
+
+def check_node_tracking(spec: JobSpec, machine: Machine) -> Iterator[Diagnostic]:
+    """Check that the nodes of a cluster have the trackers' packages, and say how they log in.
+
+    Args:
+        spec: The job.
+        machine: A node.
+    """
+    yield from _check_packages(spec, machine, installs=False)
+    if _lacks_wandb_key(spec):
+        yield decision(
+            "tracking.wandb: without WANDB_API_KEY in code.env the nodes use the login in your home folder (wandb login)"
+        )
+    if is_loopback(uri := mlflow_uri(spec)):
+        yield warning(f"tracking.mlflow: on a node {uri} is the node itself, not this machine")
+
+
+def _check_packages(spec: JobSpec, machine: Machine, *, installs: bool) -> Iterator[Diagnostic]:
     is_logged = spec.train is not None or bool(spec.metrics)
     needed = {
         "tensorboard": spec.tracking.tensorboard and spec.train is not None,
@@ -191,14 +219,6 @@ def check_local_tracking(
             nothing = "false" if name == "tensorboard" else "null"
             hint = f"{install_command(name)}, or leave it out here: --set tracking.{name}={nothing}"
             yield error(("tracking", name), f"this machine lacks the package {name}", hint)
-    if not _lacks_wandb_key(spec):
-        return
-    if machine.has_wandb_login:
-        yield decision(
-            "tracking.wandb: without WANDB_API_KEY a local run uses the login of this machine (wandb login)"
-        )
-    else:
-        yield _no_key("wandb login", _SECRET_WAY)
 
 
 def check_cluster_tracking(spec: JobSpec) -> Iterator[Diagnostic]:

@@ -612,7 +612,7 @@ def describe_checkpoint(status: Status, now: float) -> str:
 
 def describe_cost(status: Status, cost_usd: float | None) -> str:
     """Return the cost so far: `at most 17.82 USD` with spot, whose price is known at the end; or nothing."""
-    if not status.uses_account:
+    if not status.uses_account and not cost_usd:
         return ""
     if cost_usd is None:
         return "price unknown" if status.instance_type is not None else ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.errors import SettingsError, UntrustedSettingsError, did_you_mean
 from cloudtrain.settings.aws_profile import find_region
+from cloudtrain.settings.slurm_sites import SLURM_TABLE, SlurmSite, check_sites, read_sites
 from cloudtrain.support.atomic_write import read_bounded
 from cloudtrain.support.aws_names import ROLE_ARN
 from cloudtrain.support.config_folder import config_folder
@@ -72,6 +73,7 @@ class Settings:
         sources: Source of each value, by field name.
         beside_job: The values from a cloudtrain.toml beside the job.
         is_trusted: Whether the user has agreed to the values that need agreement.
+        slurm: The Slurm sites, by name.
     """
 
     role: str | None = None
@@ -86,6 +88,7 @@ class Settings:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
     beside_job: tuple[Origin, ...] = dataclasses.field(default=(), compare=False)
     is_trusted: bool = dataclasses.field(default=False, compare=False)
+    slurm: Mapping[str, SlurmSite] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def account(self) -> str | None:
@@ -231,7 +234,28 @@ def load_settings(
         values[name] = _SWITCH_VALUES[values[name]]
     beside = None if job_directory is None else str(job_directory / SETTINGS_FILE)
     beside_job = tuple(origin for origin in chosen.values() if origin.source == beside)
-    return Settings(**values, sources=sources, beside_job=beside_job)
+    sites = find_sites(environ, job_directory=job_directory)
+    return Settings(**values, sources=sources, beside_job=beside_job, slurm=sites)
+
+
+def find_sites(
+    environ: Mapping[str, str], *, job_directory: Path | None = None
+) -> dict[str, SlurmSite]:
+    """Return the Slurm sites by name. One from a file beside the job is not trusted.
+
+    Of two sites with one name that of the file beside the job is used, with nothing of the other.
+
+    Raises:
+        SettingsError: a file is malformed.
+    """
+    profile = profile_file(environ)
+    sites: dict[str, SlurmSite] = {}
+    for path in _files_of(environ, job_directory):
+        for name, site in read_sites(read_settings_file(path)).items():
+            own = path == profile
+            marked = dataclasses.replace(site, is_beside_job=not own, is_trusted=own)
+            sites.setdefault(name, marked)
+    return sites
 
 
 def find_origins(
@@ -259,17 +283,21 @@ def find_origins(
         if environ.get(variable)
     ]
     profile = environ.get(PROFILE_VARIABLE) or None
-    paths = [profile_file(environ)]
-    if job_directory is not None:
-        # A file beside the job has precedence.
-        paths.insert(0, job_directory / SETTINGS_FILE)
-    files = {path: read_settings_file(path) for path in paths if path.is_file()}
+    files = {path: read_settings_file(path) for path in _files_of(environ, job_directory)}
     _check_profile(profile, {path: profiles_of(tables) for path, tables in files.items()})
     for path, tables in files.items():
         found += _origins_in(path, tables, profile)
     if (region := find_region(environ)) is not None:
         found.append(Origin("region", region.text, str(region.file), region.line))
     return found
+
+
+def _files_of(environ: Mapping[str, str], job_directory: Path | None) -> list[Path]:
+    """Return the settings files that exist. One beside the job has precedence."""
+    paths = [profile_file(environ)]
+    if job_directory is not None:
+        paths.insert(0, job_directory / SETTINGS_FILE)
+    return [path for path in paths if path.is_file()]
 
 
 def parse_value(name: str, text: str) -> str | tuple[str, ...]:
@@ -290,7 +318,7 @@ def prices_file(environ: Mapping[str, str]) -> Path:
 
 
 def read_settings_file(path: Path) -> TomlFile:
-    """Read a settings file and check that it contains only settings and profiles.
+    """Read a settings file and check that it contains only settings, profiles and Slurm sites.
 
     Raises:
         SettingsError: the file cannot be read or contains something else. The message has the line.
@@ -320,6 +348,7 @@ def read_settings_file(path: Path) -> TomlFile:
             f"{location}: profiles must contain tables",
             "write [profiles.NAME] and the settings below it",
         )
+    check_sites(tables)
     _check_table(tables, (), top_level_of(tables))
     for name, settings in profiles.items():
         _check_table(tables, (PROFILES, name), settings)
@@ -334,7 +363,9 @@ def profiles_of(tables: TomlFile) -> dict[str, dict[str, Any]]:
 
 def top_level_of(tables: TomlFile) -> dict[str, Any]:
     """Return the settings at the top level of a file."""
-    return {name: value for name, value in tables.values.items() if name != PROFILES}
+    return {
+        name: value for name, value in tables.values.items() if name not in (PROFILES, SLURM_TABLE)
+    }
 
 
 def _origin(
@@ -380,9 +411,8 @@ def _check_table(tables: TomlFile, table: tuple[str, ...], values: Mapping[str, 
     for name, value in values.items():
         location = tables.location_of(*table, name)
         if name not in _ENVIRONMENT:
-            raise SettingsError(
-                f"{location}: unknown setting {name!r}", did_you_mean(name, sorted(_ENVIRONMENT))
-            )
+            legal = sorted(_ENVIRONMENT) if table else sorted([*_ENVIRONMENT, SLURM_TABLE])
+            raise SettingsError(f"{location}: unknown setting {name!r}", did_you_mean(name, legal))
         if expected := expected_kind(name, value):
             hint = f"write {name} = {_example_of(name)}"
             raise SettingsError(f"{location}: {name} must be {expected}", hint)

@@ -1,4 +1,6 @@
-"""The user's agreement to account settings in a `cloudtrain.toml` beside a job, which a cloned repository may contain.
+"""The user's agreement to account settings and Slurm sites in a `cloudtrain.toml` beside a job.
+
+A cloned repository may contain such a file.
 
 The agreement is stored in the user's configuration folder: the file's absolute path, the setting's name and the digest
 of its value. A changed value needs a new agreement.
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from cloudtrain.errors import SettingsError
 from cloudtrain.settings.settings import Settings, profile_file
+from cloudtrain.settings.slurm_sites import SlurmSite
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
@@ -26,6 +29,12 @@ def has_agreed(environ: Mapping[str, str], settings: Settings) -> bool:
     known = _read(trust_file(environ))
     untrusted = settings.untrusted
     return all(known.get(each.file, {}).get(each.name) == _digest(each.text) for each in untrusted)
+
+
+def has_agreed_to_site(environ: Mapping[str, str], site: SlurmSite) -> bool:
+    """Return whether the user has agreed to a Slurm site from a file beside the job."""
+    agreed = _read(trust_file(environ)).get(site.file, {})
+    return agreed.get(site.setting) == _digest(site.text)
 
 
 def store_agreement(environ: Mapping[str, str], file: str, values: Mapping[str, str]) -> Path:

@@ -24,6 +24,7 @@ class BackendFacts:
             of the sandbox.
         is_on_this_machine: Whether the processes of its runs are on this machine.
         is_billed: Whether its runs cost money.
+        has_sites: Whether the settings describe several places where its runs can be, of which `--site` names one.
     """
 
     name: str
@@ -32,6 +33,12 @@ class BackendFacts:
     uses_account: bool
     is_on_this_machine: bool
     is_billed: bool
+    has_sites: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its runs use this machine and its own Python."""
+        return self.is_on_this_machine and not self.uses_account
 
     @property
     def is_simulated(self) -> bool:
@@ -44,6 +51,9 @@ DEFAULT_BACKEND = "sagemaker"
 
 MACHINE_BACKEND = "local"
 """The backend that runs jobs with this machine's own Python. Rehearsals use it by default."""
+
+SLURM_BACKEND = "slurm"
+"""The backend that runs jobs on the nodes of a Slurm cluster, with the Python there."""
 
 SIMULATED_BACKEND = "sandbox"
 """The backend that simulates the account of the default backend."""
@@ -58,6 +68,15 @@ BACKENDS: dict[str, BackendFacts] = {
             uses_account=False,
             is_on_this_machine=True,
             is_billed=False,
+        ),
+        BackendFacts(
+            name=SLURM_BACKEND,
+            package="cloudtrain.backends.slurm",
+            option="--backend slurm",
+            uses_account=False,
+            is_on_this_machine=False,
+            is_billed=False,
+            has_sites=True,
         ),
         BackendFacts(
             name=SIMULATED_BACKEND,
@@ -96,11 +115,13 @@ def place_name(name: str) -> str:
     known = facts_of(name)
     if known.is_simulated:
         return "in the sandbox"
-    return "on this machine" if known.is_on_this_machine else "on SageMaker"
+    if known.is_on_this_machine:
+        return "on this machine"
+    return "on SageMaker" if known.uses_account else f"on {known.name.capitalize()}"
 
 
 def backends_without_account() -> tuple[str, ...]:
-    """Return the backends whose runs are files of this machine, without an account."""
+    """Return the backends whose runs are files that this machine can read, without an account."""
     return tuple(name for name, each in BACKENDS.items() if not each.uses_account)
 
 
@@ -137,6 +158,20 @@ def choose_backends(backend: str | Iterable[str] | None) -> tuple[str, ...] | No
     if backend is None:
         return None
     return tuple(facts_of(each).name for each in one_or_more(backend))
+
+
+def refuse_site(backend: str, site: str | None) -> None:
+    """Refuse a site for a backend that has none.
+
+    Raises:
+        UserError: The backend has no sites.
+    """
+    if site is not None and not facts_of(backend).has_sites:
+        sites = next(each for each in BACKENDS.values() if each.has_sites)
+        raise UserError(
+            f"{backend} has no sites, and {site!r} was given",
+            f"leave it out, or add {sites.option}, in Python backend={sites.name!r}",
+        )
 
 
 def backend_option(name: str) -> str:

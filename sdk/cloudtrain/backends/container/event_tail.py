@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +17,8 @@ from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.regular_files import read_regular
-from cloudtrain_runtime.contract import parse_event
-from cloudtrain_runtime.contract.strict_json import dump_json
+from cloudtrain_runtime.contract import check_event, parse_event
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -65,6 +65,30 @@ def _adapter() -> TypeAdapter[EventSummary]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(EventSummary)
+
+
+def read_events(tail: LineTail) -> Iterator[dict[str, Any]]:
+    """Yield the new events of an event file, without other lines and an incomplete last line."""
+    for line in tail.read():
+        with contextlib.suppress(ValueError):
+            if (event := check_event(load_json(line))) is not None:
+                yield event
+
+
+def read_progress(events: Path) -> Progress:
+    """Return the progress after all events of a file; none where there is no file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    summary = read_summary(events)
+    tail = LineTail(events, start=summary.size_bytes)
+    try:
+        return fold_events(read_events(tail), summary.progress)
+    except FileNotFoundError:
+        return Progress()
+    finally:
+        tail.close()
 
 
 class EventTail:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container.channel_copies import add_copy, original_of
-from cloudtrain.backends.container.machine import loopback_interface
+from cloudtrain.backends.container.machine import interface_of, loopback_interface
 from cloudtrain.backends.container.ml_paths import map_hyperparameters, seen_tree
 from cloudtrain.support.data_files import data_files
 from cloudtrain_runtime.contract import MlTree, sort_hosts
@@ -55,9 +55,9 @@ def prepare_tree(
     for folder in (tree.config, tree.data, tree.code, tree.model, tree.output_data):
         folder.mkdir(parents=True, exist_ok=True)
     resources = request["ResourceConfig"]
-    instance_type = (
-        resources.get("InstanceType") or resources["InstancePreferences"][0]["InstanceType"]
-    )
+    preferences = resources.get("InstancePreferences") or [{}]
+    # Nodes of a cluster have no type.
+    instance_type = resources.get("InstanceType") or preferences[0].get("InstanceType", "")
     group = {
         "instance_group_name": "homogeneousCluster",
         "instance_type": instance_type,
@@ -89,6 +89,13 @@ def prepare_tree(
         for channel in request.get("InputDataConfig", [])
     }
     _write(tree.config / "inputdataconfig.json", channels)
+
+
+def set_interface(tree: MlTree, address: str) -> None:
+    """Set the network interface of a host whose processes reach the other hosts from this address."""
+    path = tree.config / "resourceconfig.json"
+    resources = load_json(path.read_bytes())
+    _write(path, {**resources, "network_interface_name": interface_of(address)})
 
 
 def stage_inputs(

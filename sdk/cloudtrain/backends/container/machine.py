@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import ipaddress
 import os
 import random
 import shutil
@@ -73,10 +74,15 @@ def this_machine() -> Machine:
         cards=count_cards(gpus),
         variables=frozenset(os.environ),
         has_ml_namespace=is_available(),
-        missing=frozenset(each for each in _TRACKERS if importlib.util.find_spec(each) is None),
+        missing=missing_trackers(),
         has_wandb_login=any(path.exists() for path in _wandb_logins()),
         torch=torch,
     )
+
+
+def missing_trackers() -> frozenset[str]:
+    """Return the packages of trackers that are not installed here."""
+    return frozenset(each for each in _TRACKERS if importlib.util.find_spec(each) is None)
 
 
 def _wandb_logins() -> Iterator[Path]:
@@ -119,6 +125,23 @@ def host_addresses(hosts: tuple[str, ...]) -> dict[str, str]:
 def loopback_interface() -> str:
     """Return the name of the loopback network interface."""
     return "lo" if sys.platform == "linux" else "lo0"
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface with an IPv4 address, or in whose network it is; else an empty text."""
+    import psutil
+
+    wanted = ipaddress.ip_address(address)
+    found = ""
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family != socket.AF_INET or not entry.netmask:
+                continue
+            if entry.address == address:
+                return name
+            if wanted in ipaddress.ip_network(f"{entry.address}/{entry.netmask}", strict=False):
+                found = found or name
+    return found
 
 
 def free_port() -> int:

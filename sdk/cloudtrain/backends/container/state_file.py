@@ -48,6 +48,7 @@ class RecordedState:
         artifacts: Paths by name.
         ending: The final state of a run whose training has ended and whose results are being stored, or None.
         unstored: What a run that has ended well could not store, why, and what to do; empty if it has stored all.
+        attempt: Number of the attempt that recorded it, on a cluster with a queue; None elsewhere.
     """
 
     state: State
@@ -58,6 +59,7 @@ class RecordedState:
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ending: State | None = None
     unstored: str = ""
+    attempt: int | None = None
 
     def but(self, **changes: Any) -> RecordedState:
         """Return a copy with changes."""
@@ -91,6 +93,7 @@ _STATE = ObjectSchema(
         "artifacts": mapping(text),
         "ending": nullable(_state),
         "unstored": text,
+        "attempt": nullable(count),
     },
 )
 
@@ -101,6 +104,8 @@ def write_state(root: Path, record: RecordedState) -> None:
     for name in ("started", "ended"):
         recorded = getattr(record, name)
         content[name] = recorded.isoformat() if recorded else None
+    if record.attempt is None:
+        del content["attempt"]
     content[FIELD] = STATE_VERSION
     write_atomically(root / STATE_FILE, dump_json(content, indent=1) + "\n")
 

@@ -21,18 +21,14 @@ from cloudtrain.planning.placement import Machine
 from cloudtrain.planning.storage_layout import (
     Locations,
     ResumeSource,
-    local_uri,
+    folder_locations,
     resume_source,
-    saves_of,
-    synced_resume_folder,
-    unless_resumed,
 )
 from cloudtrain.planning.target_checks import check_local
 from cloudtrain.planning.targets import Target
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import MACHINE_BACKEND
 from cloudtrain.support.home_folder import find_owner, foreign_homes, is_own
-from cloudtrain_runtime.contract import BUNDLE_FILE
 
 
 @dataclass(frozen=True)
@@ -87,19 +83,4 @@ class LocalTarget(Target):
     def locations(
         self, spec: JobSpec, digest: str, run: str, resumed: ResumeSource | None
     ) -> Locations:
-        root = self.home.resolve()
-        base = (root / "runs" / run).as_uri()
-        own = f"{base}/checkpoints"
-        given = own
-        if spec.checkpoint.uri is not None:
-            given = local_uri(spec, spec.checkpoint.uri)
-        checkpoints = synced_resume_folder(spec, resumed) or given
-        return Locations(
-            base=root.as_uri(),
-            code=(root / "bundles" / digest / BUNDLE_FILE).as_uri(),
-            config=f"{base}/config",
-            output=(root / "runs").as_uri(),
-            checkpoints=checkpoints,
-            saves=saves_of(spec, task=checkpoints, script=unless_resumed(given, own, resumed)),
-            channels={name: local_uri(spec, channel.source) for name, channel in spec.data.items()},
-        )
+        return folder_locations(self.home.resolve(), spec, digest, run, resumed)

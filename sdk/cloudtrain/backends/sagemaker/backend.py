@@ -18,7 +18,7 @@ from cloudtrain import catalog
 from cloudtrain.aws.clock import aws_time
 from cloudtrain.aws.errors import SuppressCodes, aws_errors, missing_credentials_error
 from cloudtrain.aws.retry import POLL_SECONDS, Backoff, poll
-from cloudtrain.backends.base import HostingAccount, make_storage_environ
+from cloudtrain.backends.base import HostingAccount, make_storage_environ, with_key
 from cloudtrain.backends.sagemaker.batch_queue import BatchQueues
 from cloudtrain.backends.sagemaker.billing import read_billing
 from cloudtrain.backends.sagemaker.clients import Clients
@@ -65,7 +65,7 @@ from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings, has_sdk
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, facts_of
 from cloudtrain.support.run_id import make_run_id
-from cloudtrain_runtime.contract import CONFIG_FILE, RunConfig
+from cloudtrain_runtime.contract import CONFIG_FILE
 from cloudtrain_runtime.contract.aws_codes import MISSING_IN_SAGEMAKER, code_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from cloudtrain.runs.previous_run import PreviousRun
     from cloudtrain.support.checks import Check
 
-_KEY_BYTES = 32
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _LOCK_ATTEMPTS = 20
 _LOCK_SECONDS = 86400
@@ -332,7 +331,7 @@ class SageMakerBackend:
             folder = plan.locations.config
             uploads.put_texts(
                 {
-                    f"{folder}/{CONFIG_FILE}": _with_key(plan.config).to_json(),
+                    f"{folder}/{CONFIG_FILE}": with_key(plan.config).to_json(),
                     # The plan is beside the configuration and in no channel. It includes the commit of the code.
                     f"{folder.rpartition('/')[0]}/{PLAN_FILE}": plan.to_file(),
                 }
@@ -579,8 +578,3 @@ def _why_no_pool(pool: WarmPool | None) -> str:
     if pool.status == "InUse":
         return "the job has not ended"
     return "it has ended already"
-
-
-def _with_key(config: RunConfig) -> RunConfig:
-    """Return a run's configuration with the key by which its hosts recognise each other."""
-    return dataclasses.replace(config, key=secrets.token_hex(_KEY_BYTES))

@@ -14,7 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container.job import JobFolder, Outcome, run_job
+from cloudtrain.backends.container.job import STOPPED_BY_REQUEST, Outcome, run_job
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
@@ -35,7 +36,9 @@ def main(argv: list[str]) -> int:
     threading.Thread(target=_exit_with_sandbox, daemon=True).start()
     request: dict[str, Any] = load_json((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
     try:
-        outcome = run_job(request, folder, is_stopped=stopped.is_set)
+        outcome = run_job(
+            request, folder, stop_reason=lambda: STOPPED_BY_REQUEST if stopped.is_set() else ""
+        )
     except Exception as error:  # noqa: BLE001 (every error must end the job)
         print(redact(traceback.format_exc()), flush=True)  # noqa: T201 (attempt.log)
         outcome = Outcome(State.FAILED, f"the sandbox failed: {error}", {})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from cloudtrain.backends.container.job import JobFolder
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.backends.sandbox.training_job import Clock, TrainingJob
 from cloudtrain_runtime.contract import parse_event

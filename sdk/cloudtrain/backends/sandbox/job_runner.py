@@ -20,7 +20,7 @@ from cloudtrain.aws.s3_download import DownloadError, download
 from cloudtrain.backends.container.background import start_logged
 from cloudtrain.backends.container.filesystem import MOUNTED, host_names
 from cloudtrain.backends.container.folder_sync import FolderSync
-from cloudtrain.backends.container.job import JobFolder
+from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.process_tree import kill, processes_of_run
 from cloudtrain.backends.sandbox.attempt import OUTCOME_FILE, REQUEST_FILE

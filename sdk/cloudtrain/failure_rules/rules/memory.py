@@ -165,6 +165,16 @@ RULES: tuple[Rule, ...] = (
         needles=("oom", "ut of memory", "for lack of memory"),
         sources=Source.LINE | Source.EXCEPTION,
     ),
+    Rule(
+        FailureClass.HOST_MEMORY,
+        # cloudtrain/backends/slurm/queue_states.py: state OUT_OF_MEMORY.
+        r"used more memory than Slurm gave the job",
+        (
+            "Ask Slurm for more, such as --mem=0 in slurm.sbatch for all of a node's.",
+            *USE_LESS_HOST_MEMORY,
+        ),
+        sources=Source.REASON,
+    ),
     # SIGKILL names no sender: the kernel for lack of memory, a person, a scheduler.
     Rule(
         FailureClass.KILLED,

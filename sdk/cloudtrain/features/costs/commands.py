@@ -9,7 +9,7 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.examples import Command
-from cloudtrain.cli.options import json_option, read_moment
+from cloudtrain.cli.options import json_option, listed_backend_option, read_moment
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, SIMULATED_BACKEND
 
@@ -51,6 +51,7 @@ from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, S
     help="Only the sandbox's runs: what they would cost.",
 )
 @click.option("--sagemaker", "only", flag_value=DEFAULT_BACKEND, help="Only the account's runs.")
+@listed_backend_option
 @click.option(
     "--billed", is_flag=True, help="Add Cost Explorer's figure. AWS bills each call (0.01 USD)."
 )
@@ -61,6 +62,7 @@ def costs(
     until: str | None,
     by: str,
     only: str | None,
+    backend: str | None,
     billed: bool,
     as_csv: bool,
     as_json: bool,
@@ -68,16 +70,19 @@ def costs(
     """Sum what runs and endpoints have cost, what spot saved, and what interruptions and failures lost.
 
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
+    A run on Slurm costs its time on the nodes x the site's usd_per_node_hour.
     """
     from cloudtrain.features.costs.output import print_costs, print_costs_csv
     from cloudtrain.features.costs.reading import costs as read_costs
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
+    if only is not None and backend is not None:
+        raise click.UsageError(f"--{only} and --backend cannot be combined")
     start = read_moment("--since", since)
     end = read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):
-        found = read_costs(since=start, until=end, by=by, backend=only, billed=billed)
+        found = read_costs(since=start, until=end, by=by, backend=backend or only, billed=billed)
     if as_csv:
         print_costs_csv(found)
         return

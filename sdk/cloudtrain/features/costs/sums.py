@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from cloudtrain.features.costs.cost_explorer import Billed
 from cloudtrain.runs.billing import Billing
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
@@ -98,8 +98,8 @@ class RunCost:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is a run with this machine's own Python, which nobody bills."""
-        return not facts_of(self.backend).uses_account
+        """Whether it is a run on this machine, or on a cluster of one's own without a price."""
+        return not facts_of(self.backend).uses_account and not self.billing.usd_per_hour
 
     @property
     def is_serverless(self) -> bool:
@@ -252,17 +252,21 @@ class Costs:
         return _summarize(self).to_html()
 
     def without_free_runs(self) -> Costs:
-        """Return the costs without the runs of this machine, which cost nothing."""
+        """Return the costs without the runs that cost nothing."""
         known = [each for each in (*self.runs, *self.endpoints) if not each.is_free]
         return sum_costs(known, self.by)
 
     def describe_free_runs(self) -> str:
-        """Return how many runs of this machine cost nothing, and how long they took; empty without one."""
+        """Return how many runs cost nothing, and how long they took; empty without one."""
         free = [each for each in self.runs if each.is_free]
         if not free:
             return ""
-        took = format_duration(sum(each.machine_seconds for each in free))
-        return f"{count(len(free), 'local run')}, {took} on this machine: nothing was billed"
+        backends = dict.fromkeys(each.backend for each in free)
+        texts = [
+            _describe_free(backend, [each for each in free if each.backend == backend])
+            for backend in backends
+        ]
+        return f"{'; '.join(texts)}: nothing was billed"
 
     @property
     def is_simulated(self) -> bool:
@@ -369,6 +373,14 @@ def _sum(name: str, runs: Sequence[RunCost]) -> CostGroup:
     )
 
 
+def _describe_free(backend: str, runs: Sequence[RunCost]) -> str:
+    """Return how long runs took, and for how many hours they had nodes of a cluster."""
+    took = format_duration(sum(each.machine_seconds for each in runs))
+    text = f"{count(len(runs), f'{backend} run')}, {took} {place_name(backend)}"
+    hours = _sum("", runs).instance_hours
+    return f"{text} ({hours:,.1f} node hours)" if hours else text
+
+
 def _summarize(costs: Costs) -> Summary:
     """Return a summary of costs: the total, and each group."""
     total = costs.total
@@ -383,5 +395,5 @@ def _summarize(costs: Costs) -> Summary:
         for group in costs.without_free_runs().groups
     ]
     if free := costs.describe_free_runs():
-        rows.append(("this machine", free))
+        rows.append(("not billed", free))
     return Summary(f"Costs of {count(total.runs, 'run')} by {costs.by}", rows)

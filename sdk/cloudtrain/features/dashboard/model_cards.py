@@ -19,6 +19,7 @@ from cloudtrain.runs.run import Run, RunLike
 from cloudtrain.runs.shown_metrics import describe_metric
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import place_name
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.events import Event
@@ -251,12 +252,21 @@ class _Facts:
             return self.best_step
         return self.status.progress.last_step
 
+    def _place(self, cluster: Mapping[str, Any]) -> str:
+        instances = cluster.get("instances")
+        kind = cluster.get("instance_type")
+        if not kind:
+            # A cluster's nodes have no type.
+            site = self._part("batch_job").get("site", "")
+            return f"{instances} nodes {place_name(self.status.backend)} ({site})"
+        local = "" if self.status.uses_account else "this machine, planned for "
+        return f"{local}{instances} x {kind}"
+
     def _training(self) -> Iterator[str]:
         cluster = self._part("cluster")
-        local = "" if self.status.uses_account else "this machine, planned for "
         place = ""
         if cluster:
-            place = f"{local}{cluster.get('instances')} x {cluster.get('instance_type')}"
+            place = self._place(cluster)
         rows = {
             "cluster": place,
             "ranks": str(self.started.get("world_size") or cluster.get("world_size") or ""),
@@ -325,6 +335,10 @@ class _Facts:
         billing = self.billing
         if billing is None:
             text = "Unknown: AWS did not report what it bills for the run."
+        elif not billing.instance_type and billing.instances:
+            hours = billing.instances * billing.billable_seconds / 3600
+            price = f", {format_usd(billing.cost_usd)}" if billing.cost_usd else ""
+            text = f"{hours:,.1f} node hours {place_name(self.status.backend)}{price}."
         elif not billing.instance_type:
             text = "Trained on a machine of the user's own, which AWS does not bill."
         else:

@@ -43,6 +43,7 @@ def _check_sample(text: str) -> str:
     help="Longest time from the first step on.",
 )
 @click.option("--sandbox", is_flag=True, help="Run in the sandbox, as a training job.")
+@click.option("--backend", hidden=True)
 @click.option(
     "--seed",
     type=click.IntRange(min=0),
@@ -70,6 +71,7 @@ def rehearse(
     flags: dict[str, str | None],
     minutes: float,
     sandbox: bool,
+    backend: str | None,
     seed: int | None,
     sample: str,
     cuda_on_cpu: bool,
@@ -108,7 +110,7 @@ def rehearse(
                 Client(settings, observer=observer),
                 loaded,
                 options,
-                backend=choose_backend(sandbox=sandbox, default=MACHINE_BACKEND),
+                backend=choose_backend(backend, sandbox=sandbox, default=MACHINE_BACKEND),
             )
     except KeyboardInterrupt:
         console.print_message(_INTERRUPTED)

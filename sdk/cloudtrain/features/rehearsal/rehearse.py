@@ -44,6 +44,7 @@ from cloudtrain.support.backend_facts import (
     MACHINE_BACKEND,
     choose_backend,
     facts_of,
+    place_name,
 )
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result, unknown
 from cloudtrain.support.renamed import renamed_arguments
@@ -251,7 +252,7 @@ def rehearse_job(
     """
     if not facts_of(backend).is_on_this_machine:
         raise UserError(
-            f"a rehearsal takes place on this machine, not in {backend}",
+            f"a rehearsal takes place on this machine, not {place_name(backend)}",
             "leave the backend out, or use sandbox",
         )
     options = options or RehearsalOptions()

@@ -403,10 +403,10 @@ def _ask_for(
 )
 @json_option
 def doctor(as_json: bool) -> int:
-    """Check this machine: Python, torch, GPUs, disk space, and what is configured for SageMaker.
+    """Check this machine: Python, torch, GPUs, disk space, and what is configured for SageMaker and Slurm.
 
-    Exits 0 if local runs are possible, else 2. What only SageMaker needs is a note. No network call is made;
-    `cloudtrain check` asks the account.
+    Exits 0 if local runs are possible, else 2. What only SageMaker or Slurm needs is a note. No network call is made,
+    except to the controllers of the settings' Slurm sites; `cloudtrain check` asks the account or the cluster's nodes.
     """
     from cloudtrain.features.setup.machine_report import check_machine, is_ready, report_to_json
     from cloudtrain.features.setup.output import print_machine_checks

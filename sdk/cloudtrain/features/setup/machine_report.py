@@ -1,6 +1,6 @@
 """Checks of this machine: whether local runs can start here, and what is configured for SageMaker.
 
-No check makes a network call.
+No check makes a network call, except to the controllers of Slurm sites.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class _Torch:
 
 
 def check_machine() -> tuple[Check, ...]:
-    """Return the checks of this machine, those for local runs first. No network call is made."""
-    return (*_check_local(), *_check_account())
+    """Return the checks of this machine, those for local runs first. Of the network only Slurm's controllers are asked."""
+    return (*_check_local(), *_check_account(), *_check_slurm())
 
 
 def _check_local() -> Iterator[Check]:
@@ -237,6 +237,28 @@ def _check_settings() -> Iterator[Check]:
             yield note(name, detail, "not used before you agree: cloudtrain --trust COMMAND")
         else:
             yield passed(name, detail)
+
+
+def _check_slurm() -> Iterator[Check]:
+    """Check the Slurm sites of the settings. Local runs need none of them."""
+    try:
+        sites = find_settings().slurm
+    except SettingsError:
+        # The account's checks have it.
+        return
+    if not sites:
+        return
+    from cloudtrain.backends.slurm.checks import check_cluster
+
+    for site in sites.values():
+        for check in check_cluster(site):
+            # The first check, of Slurm itself, has the site's name alone.
+            name = f"slurm.{site.name} {check.name.removeprefix('Slurm')}".rstrip()
+            problem = check.warning or check.fix
+            if check.result is Result.PASS and not problem:
+                yield passed(name, check.detail)
+            else:
+                yield note(name, check.detail, problem)
 
 
 def _version(package: str) -> str | None:

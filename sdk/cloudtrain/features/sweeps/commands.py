@@ -89,7 +89,9 @@ def plan_(file: str, flags: dict[str, str | None], backend: str, as_json: bool) 
     with console.spinner("planning every bound, every choice and samples"):
         loaded = load_sweep(file)
         planned = service.plan(loaded, backend=backend, settings=find_settings(file, flags))
-    console.print_answer(planned.to_json, lambda: print_sweep_plan(planned), as_json=as_json)
+    console.print_answer(
+        planned.to_json, lambda: print_sweep_plan(planned, backend), as_json=as_json
+    )
 
 
 @sweep.command(

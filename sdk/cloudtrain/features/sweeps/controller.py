@@ -51,6 +51,7 @@ from cloudtrain.runs.history import read_history
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.settings.settings import Settings
+from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_usd
 from cloudtrain_runtime.contract.strict_json import dump_json
@@ -99,6 +100,8 @@ class Controller:
         self._sweep = stored.sweep
         self._spec = stored.sweep.spec
         self._is_local = self._reserved.is_local
+        # Their runs are folders, and nothing is billed.
+        self._is_free = not facts_of(stored.backend).uses_account
         self._trials = {trial.number: trial for trial in study.trials()}
         self._runs: dict[int, Run] = {}
         self._resubmitted: set[int] = set()
@@ -252,12 +255,12 @@ class Controller:
         except SpecError as error:
             self._close(trial, TrialState.REFUSED, error.message)
             return True
-        if not self._is_local and plan.cost.max_usd is None and self.budget.limit_usd is not None:
+        if not self._is_free and plan.cost.max_usd is None and self.budget.limit_usd is not None:
             # The plan of the sweep had a price for each type. Without one a trial could cost more than is left.
             reason = "no price is known for its instance type, so the budget could not hold"
             self._close(trial, TrialState.REFUSED, reason)
             return True
-        reservation = 0.0 if self._is_local else plan.cost.max_usd or 0.0
+        reservation = 0.0 if self._is_free else plan.cost.max_usd or 0.0
         if not self.budget.allows(reservation):
             self._refuse_over_budget(trial, reservation)
             return False
@@ -316,7 +319,7 @@ class Controller:
         cause = cause_of_error(error, self._stored.home)
         if cause:
             self._pauses.begin(cause)
-            if self._is_local:
+            if self._is_free:
                 self._find_run(trial)
             return
         message = error.message if isinstance(error, CloudtrainError) else str(error)
@@ -359,7 +362,7 @@ class Controller:
             self._save(trial.but(state=TrialState.RUNNING))
         elif trial.state is TrialState.RUNNING:
             self._close(trial, TrialState.FAILED, _DELETED, None)
-        elif self._is_local:
+        elif self._is_free:
             # The folder of a run that was not completely created keeps its name.
             self._save(self._with_run_id(trial.but(attempt=trial.attempt + 1)))
 
@@ -457,7 +460,7 @@ class Controller:
         self._close(ended, state, "", cost)
 
     def _cost_of(self, status: Status) -> float | None:
-        return 0.0 if self._is_local else status.cost_usd
+        return 0.0 if self._is_free else status.cost_usd
 
     def _metric_of(self, status: Status) -> float | None:
         value = status.progress.metrics.get(self._spec.objective.metric)

@@ -15,6 +15,7 @@ from cloudtrain.errors import EXIT_INTERRUPTED, EXIT_RUN_ENDED_EARLY
 from cloudtrain.features.sweeps.results import (
     HEADER,
     SweepState,
+    describe_free_trials,
     describe_value,
     status_rows,
     trial_cells,
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 _COLOURS = {**STATE_COLOURS, "REFUSED": YELLOW, "*": "32"}
 
 
-def print_sweep_plan(plan: SweepPlan) -> None:
-    """Print the plan of a sweep."""
+def print_sweep_plan(plan: SweepPlan, backend: str) -> None:
+    """Print the plan of a sweep whose trials run on a backend."""
     paths = list(plan.space)
     rows = [
         ("sweep", f"{plan.name}, {plan.strategy}, engine {plan.engine}"),
         *(("space" if path == paths[0] else "", f"{path}: {plan.space[path]}") for path in paths),
         ("trials", f"{plan.trials}, {plan.parallel} at the same time"),
         *((("rungs", _rungs(plan)),) if plan.lengths else ()),
-        ("price", _price(plan)),
+        ("price", _price(plan, backend)),
         # Trials that cost nothing need no limit.
         *((("limit", _limit(plan)),) if plan.ceiling_usd != 0 else ()),
         (
@@ -240,12 +241,12 @@ def _rungs(plan: SweepPlan) -> str:
     return f"compared after {', '.join(map(str, plan.lengths))}"
 
 
-def _price(plan: SweepPlan) -> str:
+def _price(plan: SweepPlan, backend: str) -> str:
     if plan.trial_usd is None:
         return "unknown: cloudtrain prices --refresh"
     low, high = plan.trial_usd
     if not high:
-        return "local trials cost nothing"
+        return describe_free_trials(backend)
     amount = f"{low:,.2f}" if low == high else f"{low:,.2f} to {high:,.2f}"
     return f"{amount} USD at most per trial, with the reserve for a late stop"
 

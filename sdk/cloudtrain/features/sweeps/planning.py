@@ -132,7 +132,7 @@ def plan_sweep(
         )
     reservations = (0.0, 0.0) if is_free else _reservations([*bounds, *plans])
     if spec.limits.cost is not None and is_free:
-        warnings.append("limits.cost: local trials cost nothing")
+        warnings.append("limits.cost: nothing is billed for these trials")
     _check_budget(sweep, trials, reservations, rules)
     return SweepPlan(
         name=sweep.name,

@@ -10,7 +10,7 @@ from typing import Any
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_plain_number, format_usd
 
@@ -202,13 +202,20 @@ def describe_budget(status: SweepStatus) -> str:
     """Return what is spent and reserved, and the limit."""
     budget = status.budget
     if not facts_of(status.backend).uses_account:
-        return "local trials cost nothing"
+        return describe_free_trials(status.backend)
     limit = "no limit" if budget.limit_usd is None else f"of {format_usd(budget.limit_usd)}"
     reserved = f", {format_usd(budget.reserved_usd)} reserved" if budget.reserved_usd else ""
     spent = f"{format_usd(budget.spent_usd)} spent"
     if facts_of(status.backend).is_simulated:
         spent = f"would cost {format_usd(budget.spent_usd)} so far"
     return f"{spent}{reserved}, {limit}"
+
+
+def describe_free_trials(backend: str) -> str:
+    """Return that trials of a backend cost nothing."""
+    if facts_of(backend).is_local:
+        return "local trials cost nothing"
+    return f"nothing is billed for trials {place_name(backend)}"
 
 
 def trial_cells(status: SweepStatus, trial: Trial) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from cloudtrain.job.job_fields import SWEEP_TAG
 from cloudtrain.planning.plan import Plan
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 from cloudtrain_runtime.contract.trial import TrialError, read_values
 
@@ -64,7 +64,9 @@ class TuningEngine(Engine):
         if facts_of(self.backend).uses_account:
             problems = check_tuning(self.sweep)
         else:
-            message = "a tuning job runs on SageMaker or in the sandbox, not on this machine"
+            message = (
+                f"a tuning job runs on SageMaker or in the sandbox, not {place_name(self.backend)}"
+            )
             hint = "use engine: optuna, or --sandbox"
             problems = [self.sweep.problem(("engine",), message, hint)]
         return EngineRules(tuple(problems), (), repeats_values=True, starts_all=True)

@@ -215,11 +215,18 @@ _EXCLUSIVE = (
 """Fields that exclude each other, the message about the first one, and its hint."""
 
 
+def wrong_types() -> Diagnostic:
+    """Return the error about both of instance_type and prefer, or, where a place needs a type, about neither."""
+    message = "give exactly one of instance_type and prefer"
+    fields = (("instance_type",), ("prefer",))
+    return Diagnostic(message, (), "instance_type: ml.p4d.24xlarge", fields)
+
+
 class Cluster(Section):
     """The instances that the job runs on."""
 
     instance_type: InstanceType | None = Field(None, examples=["ml.p4d.24xlarge"])
-    """SageMaker instance type, such as ml.p4d.24xlarge (exactly one of instance_type and prefer)."""
+    """SageMaker instance type, such as ml.p4d.24xlarge (exactly one of instance_type and prefer; on Slurm neither is needed)."""
     prefer: tuple[Annotated[Preference, short_for("instance_type")], ...] = Field(
         (), examples=[["ml.p4d.24xlarge", "ml.p4de.24xlarge"]]
     )
@@ -256,10 +263,8 @@ class Cluster(Section):
     """Subnets, security groups, isolation and traffic encryption."""
 
     def _cross_field_errors(self) -> Iterator[Diagnostic]:
-        if (self.instance_type is None) == (not self.prefer):
-            message = "give exactly one of instance_type and prefer"
-            fields = (("instance_type",), ("prefer",))
-            yield Diagnostic(message, (), "instance_type: ml.p4d.24xlarge", fields)
+        if self.instance_type is not None and self.prefer:
+            yield wrong_types()
         if len({each.instance_type for each in self.prefer}) < len(self.prefer):
             yield Diagnostic("a type is given twice", ("prefer",), "name each type once")
         for name, other, message, hint in _EXCLUSIVE:
@@ -279,7 +284,7 @@ class Cluster(Section):
     @property
     def preferred_instances(self) -> int:
         """Number of instances of the preferred type."""
-        return self.choices[0].instances
+        return self.choices[0].instances if self.choices else self.instances
 
     @property
     def types(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cloudtrain.backends.container.job_folder import host_of
 from cloudtrain.backends.container.log_lines import LineTail
 from cloudtrain.runs.log_lines import LogLine
 from cloudtrain.support.run_id import submitted_at
@@ -56,7 +57,7 @@ class HostLog:
                 self._newest = max(self._newest, own)
             raw = None if text.encode() == line else line
             yield LogLine(
-                host=self._path.stem,
+                host=host_of(self._path),
                 text=text,
                 time=self._newest,
                 raw=raw,

@@ -1,0 +1,89 @@
+"""`attempts.json`: when each attempt of a run began, and from which checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.regular_files import read_regular
+from cloudtrain_runtime.contract.json_checks import (
+    MismatchError,
+    ObjectSchema,
+    array,
+    count,
+    nullable,
+    timestamp,
+)
+from cloudtrain_runtime.contract.strict_json import dump_json, load_json
+
+ATTEMPTS_FILE = "attempts.json"
+
+MOST_WITHOUT_CHECKPOINT = 3
+"""Attempts in a row without a new checkpoint after which a run ends."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt of a run.
+
+    Attributes:
+        number: Its number, from 1.
+        started: When it began, in seconds since the epoch.
+        ended: When it ended, or the last sign of it, in seconds since the epoch.
+        checkpoint: Step of the newest checkpoint at its start, or None.
+    """
+
+    number: int
+    started: float
+    ended: float
+    checkpoint: int | None
+
+
+_ATTEMPT = ObjectSchema(
+    {"number": count, "started": timestamp, "ended": timestamp, "checkpoint": nullable(count)}
+)
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """The attempts of a run, oldest first."""
+
+    all: tuple[Attempt, ...] = ()
+
+    @classmethod
+    def read(cls, root: Path) -> Attempts:
+        """Return the attempts that a run has recorded; none where the file is missing or damaged."""
+        try:
+            found = array(_ATTEMPT)(load_json(read_regular(root / ATTEMPTS_FILE)))
+        except (OSError, ValueError, MismatchError):
+            return cls()
+        return cls(tuple(Attempt(**each) for each in found))
+
+    def write(self, root: Path) -> None:
+        """Record the attempts."""
+        content = [asdict(each) for each in self.all]
+        write_atomically(root / ATTEMPTS_FILE, dump_json(content, indent=1) + "\n")
+
+    def begin(self, number: int, now: float, checkpoint: int | None) -> Attempts:
+        """Return the attempts with a new one."""
+        earlier = tuple(each for each in self.all if each.number < number)
+        return Attempts((*earlier, Attempt(number, now, now, checkpoint)))
+
+    def reach(self, now: float) -> Attempts:
+        """Return the attempts with a later end of the last one."""
+        *earlier, last = self.all
+        return Attempts((*earlier, replace(last, ended=now)))
+
+    @property
+    def seconds(self) -> float:
+        """Time of all attempts together."""
+        return sum(each.ended - each.started for each in self.all)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the last attempt begins from the same checkpoint as the three before it."""
+        newest = self.all[-(MOST_WITHOUT_CHECKPOINT + 1) :]
+        return (
+            len(newest) > MOST_WITHOUT_CHECKPOINT and len({each.checkpoint for each in newest}) == 1
+        )

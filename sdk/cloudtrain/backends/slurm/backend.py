@@ -1,0 +1,440 @@
+"""The backend of a Slurm cluster: a run is a folder that all nodes share, and a batch job that executes it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cloudtrain.aws.retry import Backoff
+from cloudtrain.backends.base import with_key
+from cloudtrain.backends.container.job import STOPPED_BY_REQUEST
+from cloudtrain.backends.container.job_folder import JobFolder
+from cloudtrain.backends.container.run_folders import RunFolders, last_line, modified
+from cloudtrain.backends.container.state_file import (
+    STATE_FILE,
+    RecordedState,
+    read_state,
+    write_state,
+)
+from cloudtrain.backends.slurm.attempts import Attempts
+from cloudtrain.backends.slurm.batch_request import LOG_FILE
+from cloudtrain.backends.slurm.checks import start_checks
+from cloudtrain.backends.slurm.commands import Slurm
+from cloudtrain.backends.slurm.known_jobs import known_jobs
+from cloudtrain.backends.slurm.known_sites import RECORDED, record_site
+from cloudtrain.backends.slurm.queue_states import describe_job
+from cloudtrain.backends.slurm.run_files import STOP_FILE, claim_job, read_job
+from cloudtrain.backends.slurm.slurm_output import SlurmJob
+from cloudtrain.backends.slurm.target import SlurmTarget
+from cloudtrain.bundle import ProgressCallback
+from cloudtrain.bundle.archive import Bundle
+from cloudtrain.errors import CloudtrainError, MissingExtraError, UnreachableError, UserError
+from cloudtrain.planning.batch_job import BatchJob
+from cloudtrain.planning.plan import Plan
+from cloudtrain.planning.plan_file import PLAN_FILE
+from cloudtrain.runs.billing import Billing
+from cloudtrain.runs.continuation import reject_other_training
+from cloudtrain.runs.previous_run import PreviousRun
+from cloudtrain.runs.run import Run
+from cloudtrain.runs.status import State, Status
+from cloudtrain.settings.settings import Settings
+from cloudtrain.settings.slurm_sites import SlurmSite
+from cloudtrain.support.backend_facts import SLURM_BACKEND
+from cloudtrain.support.checks import Check
+from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
+from cloudtrain.support.steps import Steps
+from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract.redaction import redact
+
+COMMENT = "cloudtrain:"
+"""Beginning of the comment of a run's job; the identity of its request follows."""
+
+_SUBMIT_SECONDS = 600.0
+"""Longest time between the creation of a run's folder and the record of its job."""
+_SETTLE_SECONDS = 30.0
+"""Time in which the record of an ended job becomes visible on other nodes."""
+_FIRST_POLL_SECONDS = 1.0
+_LONGEST_POLL_SECONDS = 10.0
+_LOCKS = "locks"
+
+
+class SlurmBackend(RunFolders):
+    """Runs below `<folder of the site>/runs/<run>/`.
+
+    Args:
+        site: The cluster.
+        load_settings: Returns the account's settings.
+        installs: Whether runs use an environment with their requirements, which the submit builds.
+        steps: Receives what takes long.
+    """
+
+    name = SLURM_BACKEND
+    log_poll_seconds = 0.5
+    is_configured = True
+    shares_disk = True
+    capacity_pause_seconds = 60.0
+
+    def __init__(
+        self,
+        site: SlurmSite,
+        load_settings: Callable[[], Settings] = Settings,
+        *,
+        installs: bool = False,
+        steps: Steps | None = None,
+    ) -> None:
+        super().__init__(site.folder / "runs", load_settings)
+        self.site = site
+        self._slurm = Slurm()
+        self._installs = installs
+        self._steps = steps or Steps()
+
+    @property
+    def folder_hint(self) -> str:  # type: ignore[override]
+        """What to do when the folder of runs cannot be used."""
+        return f"choose a folder that all nodes share: folder in [slurm.{self.site.name}], {self.site.origin}"
+
+    def target(self) -> SlurmTarget:
+        """Return the cluster as the target of a plan."""
+        return SlurmTarget(self.load_settings(), self.site, installs=self._installs)
+
+    def for_previous(self, previous: PreviousRun) -> SlurmBackend:
+        """Return this backend: a run is resumed on its own cluster.
+
+        Raises:
+            UserError: Only the folder of the site is known here.
+        """
+        if self.site.origin == RECORDED:
+            raise UserError(
+                f"the settings here have no Slurm site with the folder {self.site.folder}",
+                f"resume {previous.run} in the folder whose cloudtrain.toml has it",
+            )
+        installs = JobFolder(self.runs / previous.run).interpreter.is_file()
+        # Of sites that share a folder, the one that the run was submitted to.
+        name = (self.plan_of(previous.run).get("batch_job") or {}).get("site")
+        site = self.load_settings().slurm.get(str(name), self.site)
+        if site.folder != self.site.folder:
+            site = self.site
+        return SlurmBackend(site, self.load_settings, installs=installs, steps=self._steps)
+
+    def check_ready(self) -> None:
+        """Check that this machine can submit to Slurm, and has what its runs need.
+
+        Raises:
+            MissingExtraError: torch, psutil or numpy is not installed.
+            UserError: Slurm's commands are missing.
+            UntrustedSettingsError: A file beside the job gives the site, and the user has not agreed to it.
+        """
+        self.site.require_trust()
+        self._slurm.version()
+        # The Python of the nodes is checked there.
+        if self.site.python is not None:
+            return
+        for module in MODULES_OF_LOCAL_RUNS:
+            if importlib.util.find_spec(module) is None:
+                raise MissingExtraError(f"runs on Slurm need {module}", install_command("local"))
+
+    def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
+        """Check the checkpoints that a plan continues from, the site, and whether Slurm would accept the job.
+
+        Raises:
+            UserError: They do not exist, or are another training's; or Slurm would refuse an option.
+            CloudError: They are in S3, which refused or cannot be reached.
+        """
+        self.check_resume(plan)
+        # A script need not load the checkpoints there.
+        if plan.config.task is not None:
+            reject_other_training(plan)
+        assert plan.batch_job is not None  # noqa: S101 (every plan of this target has one)
+        return start_checks(self.site, plan.batch_job, self._slurm, skip=skip)
+
+    def find_active_run(self, plan: Plan) -> Run | None:
+        """Return the active run of the same request and code, or None."""
+        wanted = f"{COMMENT}{plan.identity}"
+        for job in self._slurm.jobs():
+            if job.comment != wanted or not self.may_have(job.name):
+                continue
+            if not self.record_of(self.runs / job.name).state.is_final:
+                return Run(job.name, self, attached=True)
+        return None
+
+    def submit(
+        self,
+        plan: Plan,
+        bundle: Bundle | None,
+        *,
+        is_new: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> Run:
+        """Create the run's folder and queue its job, or attach to the active run of the same request and code.
+
+        Raises:
+            UserError: The folder cannot be created, or the code of an earlier run was deleted.
+            CloudError: Slurm refused the job; nothing remains.
+        """
+        del progress
+        assert plan.batch_job is not None  # noqa: S101 (every plan of this target has one)
+        with self._lock(plan.identity):
+            if not is_new and (active := self.find_active_run(plan)) is not None:
+                return active
+            self._store_code(plan, bundle)
+            python = self._install(plan)
+            folder = self.create_folder(plan, python=python, config=with_key(plan.config))
+            job = self._queue(plan.batch_job, folder)
+            # The batch step claims it, too, if this process ends before.
+            if claim_job(folder, job) != job:
+                # An answer that came late: Slurm has two jobs of this run, and the first one has started.
+                self._slurm.cancel(job)
+        record_site(os.environ, self.site)
+        return Run(plan.run, self)
+
+    def _queue(self, job: BatchJob, folder: Path) -> str:
+        """Submit a job; return its id. The folder remains unless Slurm has refused the job."""
+        try:
+            return self._slurm.submit(job)
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{error.message}; {folder.name} may be in the queue or not",
+                f"submit again: the same command attaches to it; or see: cloudtrain status slurm:{folder.name}",
+            ) from None
+        except CloudtrainError:
+            # Without a job, the id names no run.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    @contextlib.contextmanager
+    def _lock(self, identity: str) -> Iterator[None]:
+        """Let one submit of a request at a time pass, on all login nodes that share the folder."""
+        folder = self.site.folder / _LOCKS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / identity[:32]).open("w")
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be written: {error.strerror}", self.folder_hint
+            ) from None
+        with file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX)
+            except OSError as error:
+                raise UserError(
+                    f"{folder}: its file system has no locks: {error.strerror}",
+                    f"mount it with locks (Lustre: -o flock; NFS: with lockd), or {self.folder_hint}",
+                ) from None
+            yield
+
+    def _store_code(self, plan: Plan, bundle: Bundle | None) -> None:
+        """Copy the code to the shared folder, unless it is there."""
+        archive = path_of(plan.locations.code)
+        if archive.is_file():
+            return
+        if bundle is None:
+            hint = "to use the current code: cloudtrain submit JOB --set checkpoint.resume=RUN"
+            raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
+        partial = archive.with_name(f".{archive.name}.{os.getpid()}")
+        try:
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle.path, partial)
+            partial.replace(archive)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UserError(
+                f"{archive}: cannot be written: {error.strerror}", self.folder_hint
+            ) from None
+
+    def _install(self, plan: Plan) -> Path | None:
+        """Build an environment with the job's requirements in the shared folder, once; return its interpreter."""
+        if not self._installs or plan.config.requirements is None:
+            return None
+        from cloudtrain.backends.container.environments import FOLDER, prepare_environment
+
+        return prepare_environment(
+            self.site.folder / FOLDER,
+            path_of(plan.locations.code),
+            plan.config.requirements,
+            self._steps,
+        )
+
+    def billing(self, run: str) -> Billing:
+        """Return the time on the nodes, at the price that the site had at the submit; 0 without one."""
+        folder = self.folder_of(run)
+        plan = self._plan(folder / PLAN_FILE)
+        seconds = round(Attempts.read(folder).seconds)
+        return Billing(
+            instances=plan.get("cluster", {}).get("instances", 0),
+            usd_per_hour=plan.get("cost", {}).get("usd_per_hour") or 0.0,
+            billable_seconds=seconds,
+            training_seconds=seconds,
+        )
+
+    def status(self, run: str) -> Status:
+        """Return the present status, with the cost where the site has a price."""
+        found = super().status(run)
+        billing = self.billing(run)
+        if not billing.usd_per_hour:
+            return found
+        return replace(found, billable_seconds=billing.billable_seconds, cost_usd=billing.cost_usd)
+
+    def record_of(self, folder: Path) -> RecordedState:
+        """Return the state of a run: as recorded, or as Slurm knows it while the record is not final."""
+        record = read_state(folder)
+        if record.state.is_final:
+            return record
+        known = self._find_job(folder.name, read_job(folder), known_jobs().find)
+        if known is None:
+            return self._without_job(folder, record)
+        written = modified(folder / STATE_FILE)
+        if describe_job(known).end is not None and time.time() - written >= _SETTLE_SECONDS:
+            # Only accounting knows who has cancelled a job.
+            known = known_jobs().history(known.id) or known
+        merged = _merge(record, known, written)
+        is_failed_script = merged.state is State.FAILED and record.attempt is None
+        if is_failed_script and (line := last_line(folder / LOG_FILE)):
+            merged = merged.but(
+                reason=f"{merged.reason}; the last line of {LOG_FILE}: {redact(line)}"
+            )
+        if merged.state.is_final and record.ending is None and (folder / STOP_FILE).exists():
+            return merged.but(state=State.STOPPED, reason=STOPPED_BY_REQUEST)
+        return merged
+
+    def _find_job(
+        self, run: str, job: str, find: Callable[[str], SlurmJob | None]
+    ) -> SlurmJob | None:
+        """Return the job of a run, also of one whose submit was interrupted before it had recorded it.
+
+        Args:
+            run: The run.
+            job: The recorded id, or an empty text.
+            find: Returns the job of an id.
+        """
+        found = find(job) if job else None
+        if found is not None and found.name == run:
+            return found
+        if job and found is None:
+            return None
+        # Also where the id is another job's: ids begin again when a cluster is built anew.
+        return next(iter(self._slurm.jobs(name=run)), None)
+
+    def _without_job(self, folder: Path, record: RecordedState) -> RecordedState:
+        """Return the state of a run whose job Slurm does not know (any more)."""
+        last_write = modified(folder / STATE_FILE)
+        if record.ending is not None:
+            return record.but(
+                state=record.ending, ending=None, ended=datetime.fromtimestamp(last_write, UTC)
+            )
+        if not read_job(folder) and time.time() - last_write < _SUBMIT_SECONDS:
+            return record
+        state, reason = _end_without_job(folder, record)
+        return record.but(state=state, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
+
+    def poll_backoff(self) -> Backoff:
+        """Return the waits between polls of the status, which ask Slurm's controller."""
+        return Backoff(_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS)
+
+    def stop(self, run: str) -> None:
+        """Cancel a job that waits; ask the batch step of one that runs to save and stop."""
+        folder = self.folder_of(run)
+        record = self.record_of(folder)
+        if record.state.is_final:
+            return
+        # What is in the folder decides which job gets a signal.
+        self.site.require_trust()
+        (folder / STOP_FILE).touch()
+        known = self._find_job(run, read_job(folder), self._slurm.job)
+        if known is None:
+            return
+        if known.state == "PENDING":
+            self._slurm.cancel(known.id)
+            write_state(
+                folder,
+                record.but(
+                    state=State.STOPPED,
+                    reason=f"{STOPPED_BY_REQUEST} {_since(record)}",
+                    ended=datetime.now(UTC),
+                ),
+            )
+            return
+        self._slurm.signal(known.id, "USR2")
+
+
+def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedState:
+    """Return the state of a run whose record is not final, and whose job Slurm knows.
+
+    Args:
+        record: The record.
+        job: The job.
+        written: When the record was written, in seconds since the epoch.
+    """
+    known = describe_job(job)
+    words = "; ".join(filter(None, (known.reason, known.hint)))
+    if known.end is not None:
+        if record.ending is None and time.time() - written < _SETTLE_SECONDS:
+            # Its record may not be visible here yet.
+            return record
+        why = record.reason if record.ending else ""
+        return record.but(
+            state=record.ending or known.state,
+            ending=None,
+            reason="; ".join(filter(None, (why, words))),
+            ended=datetime.fromtimestamp(written, UTC),
+        )
+    number = (job.restarts or 0) + 1
+    if known.state is State.QUEUED:
+        return _queued(record, words, number)
+    if known.state is State.RUNNING and (record.attempt or 0) < number:
+        what = "the job" if number == 1 else f"attempt {number}"
+        return record.but(state=State.STARTING, reason=f"Slurm has started {what}", ending=None)
+    if known.state in (State.RUNNING, State.STOPPING):
+        return record
+    return record.but(state=known.state, reason=words)
+
+
+def _end_without_job(folder: Path, record: RecordedState) -> tuple[State, str]:
+    """Return how a run has ended whose job Slurm has forgotten, and that has recorded no end."""
+    if (folder / STOP_FILE).exists():
+        return State.STOPPED, STOPPED_BY_REQUEST
+    job = read_job(folder)
+    if not job:
+        return State.FAILED, "its job was never queued: the submit was interrupted"
+    if record.attempt is not None:
+        return State.FAILED, (
+            f"Slurm no longer knows job {job}, which has recorded no end (see {LOG_FILE} in {folder}): "
+            f"continue with cloudtrain resume {folder.name}"
+        )
+    if line := last_line(folder / LOG_FILE):
+        what = f"the batch script ended before the run started; the last line of {LOG_FILE}: "
+        state = State.STOPPED if "CANCELLED AT" in line else State.FAILED
+        return state, f"{what}{redact(line)}"
+    # As after scancel; Slurm forgets a job after some minutes.
+    return (
+        State.STOPPED,
+        f"Slurm's job {job} ended before it started, and Slurm no longer says why",
+    )
+
+
+def _since(record: RecordedState) -> str:
+    return "before it started" if record.attempt is None else "while it waited to continue"
+
+
+def _queued(record: RecordedState, words: str, number: int) -> RecordedState:
+    """Return the state of a run of which Slurm has said that its attempt `number` waits."""
+    if record.state in (State.STARTING, State.RUNNING) and (record.attempt or 0) >= number:
+        # It has started since Slurm was asked.
+        return record
+    why = _why_again(record)
+    if why:
+        words = words.removeprefix("queued again; ")
+    reason = "; ".join(filter(None, (why, words)))
+    return RecordedState(State.QUEUED, reason, started=record.started, attempt=record.attempt)
+
+
+def _why_again(record: RecordedState) -> str:
+    """Return why a run waits again; empty for one that has not run yet."""
+    return record.reason if record.attempt is not None else ""

@@ -1,0 +1,53 @@
+"""Fixtures with a real Slurm on this machine, and with a site of cloudtrain on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloudtrain.support.config_folder import config_folder
+from support.slurm_cluster import Cluster, cluster, require_slurm
+
+
+@pytest.fixture(scope="session")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require_slurm()
+    with cluster(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def slurm(_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of four nodes without jobs, which this process and its child processes use."""
+    monkeypatch.setenv("SLURM_CONF", _cluster.environ["SLURM_CONF"])
+    yield _cluster
+    _cluster.restore()
+
+
+@pytest.fixture(scope="session")
+def _accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require_slurm(accounting=True)
+    with cluster(tmp_path_factory.mktemp("accounting"), nodes=2, accounting=True) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def accounting(_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster of two nodes with accounts, QOS and sacct."""
+    monkeypatch.setenv("SLURM_CONF", _accounting.environ["SLURM_CONF"])
+    yield _accounting
+    _accounting.restore()
+
+
+@pytest.fixture
+def slurm_site(slurm: Cluster) -> Iterator[Path]:
+    """The shared folder of a site `test`, which is in the user's settings."""
+    folder = slurm.folder / "cloudtrain"
+    settings = config_folder(os.environ) / "config.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[slurm.test]\nfolder = "{folder}"\n')
+    yield folder
+    settings.unlink()
