@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli, until
 from support.slurm_cluster import Cluster
-from support.slurm_runs import Trainings
+from support.slurm_fixtures import settings_file
+from support.slurm_runs import HOLDS, Trainings
 
 pytestmark = pytest.mark.processes
 
@@ -69,8 +70,7 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     options: tuple[str, ...],
     interrupt: Callable[[Trainings, str], None],
 ) -> None:
-    run = trainings.submit(*options)
-    trainings.wait_for_step(run, 150)
+    run = trainings.submit_and_hold(*options)
     interrupt(trainings, run)
     status = trainings.wait_for_end(run)
     assert status["state"] == "SUCCEEDED", status
@@ -83,8 +83,7 @@ def newest_step(trainings: Trainings, run: str) -> int:
 
 
 def test_a_lost_node_is_replaced(trainings: Trainings, expected_weights: str) -> None:
-    run = trainings.submit()
-    trainings.wait_for_step(run, 150)
+    run = trainings.submit_and_hold()
     job = trainings.job(run)
     lost = last_node(trainings, run)
     trainings.slurm.kill_node(lost)
@@ -128,7 +127,7 @@ def test_a_run_that_has_ended_is_not_started_again(trainings: Trainings) -> None
 def test_a_stop_before_the_batch_step_is_no_failure(
     trainings: Trainings, slurm_site: Path, cli: Cli
 ) -> None:
-    settings = Path.home() / ".config" / "cloudtrain" / "config.toml"
+    settings = settings_file()
     settings.write_text(f'[slurm.test]\nfolder = "{slurm_site}"\nsetup = ["sleep 8"]\n')
     run = trainings.submit()
     until(lambda: trainings.slurm.state(trainings.job(run)) == "RUNNING")
@@ -150,8 +149,7 @@ def test_a_job_that_is_not_the_runs_gets_no_signal(trainings: Trainings, cli: Cl
 
 
 def test_a_cancelled_run_stays_cancelled(trainings: Trainings, cli: Cli) -> None:
-    run = trainings.submit()
-    trainings.wait_for_step(run, 150)
+    run = trainings.submit_and_hold()
     job = trainings.job(run)
     trainings.slurm.run("scancel", job)
     status = trainings.wait_for_end(run)
@@ -166,8 +164,7 @@ def test_a_cancelled_run_stays_cancelled(trainings: Trainings, cli: Cli) -> None
 
 
 def test_a_stop_saves_and_ends(trainings: Trainings, cli: Cli) -> None:
-    run = trainings.submit()
-    trainings.wait_for_step(run, 150)
+    run = trainings.submit_and_hold()
     assert cli("stop", f"slurm:{run}", "--json").code == 0
     status = trainings.wait_for_end(run)
     assert (status["state"], status["reason"]) == ("STOPPED", "stopped by request")
@@ -191,11 +188,12 @@ def test_a_run_in_the_queue_is_stopped_at_once(trainings: Trainings, cli: Cli) -
 def test_a_limit_of_the_partition_is_a_chain(
     trainings: Trainings, slurm_site: Path, expected_weights: str
 ) -> None:
-    settings = Path.home() / ".config" / "cloudtrain" / "config.toml"
+    settings = settings_file()
     settings.write_text(
         f'[slurm.test]\nfolder = "{slurm_site}"\npartition = "short"\ntime = "1m"\n'
     )
-    run = trainings.submit()
+    # Slurm's signal may come before the step at which the training waits.
+    run = trainings.submit(*HOLDS)
     status = trainings.wait_for_end(run)
     assert status["state"] == "SUCCEEDED", status
     assert trainings.weights(run) == expected_weights

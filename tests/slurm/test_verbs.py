@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli, until
 from support.slurm_cluster import Cluster
-
-from cloudtrain.support.config_folder import config_folder
+from support.slurm_fixtures import settings_file
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +52,7 @@ def submit(cli: Cli, job: WriteJob, slurm_site: Path) -> Submit:
 
 @pytest.fixture
 def priced_site(slurm_site: Path) -> Path:
-    settings = config_folder(os.environ) / "config.toml"
+    settings = settings_file()
     settings.write_text(f"{settings.read_text()}usd_per_node_hour = 3600.0\n")
     return slurm_site
 

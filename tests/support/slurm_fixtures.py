@@ -42,11 +42,16 @@ def accounting(_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
     _accounting.restore()
 
 
+def settings_file() -> Path:
+    """Return the user's own settings file."""
+    return config_folder(os.environ) / "config.toml"
+
+
 @pytest.fixture
 def slurm_site(slurm: Cluster) -> Iterator[Path]:
     """The shared folder of a site `test`, which is in the user's settings."""
     folder = slurm.folder / "cloudtrain"
-    settings = config_folder(os.environ) / "config.toml"
+    settings = settings_file()
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f'[slurm.test]\nfolder = "{folder}"\n')
     yield folder

@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain_runtime.contract.attempts import read_attempt
+from cloudtrain_runtime.contract.constants import REHEARSAL_HOLD_VARIABLE
 from support.jobs import EXAMPLES, Cli, until
 from support.slurm_cluster import Cluster
 
+_HOLD_STEP = 800
+HOLDS = ("--set", f"code.env.{REHEARSAL_HOLD_VARIABLE}={_HOLD_STEP}")
+"""Options of a training that waits at this step until it is asked to stop, for two minutes at most."""
+_REPORTED_STEPS = 10
+"""Steps from one report of a training to the next."""
 _SETTLE_SECONDS = 2.0
 """Slurm starts no job in the second in which it was requeued: its credential is revoked for that long."""
 
@@ -40,6 +46,12 @@ class Trainings:
         )  # fmt: skip
         assert done.code == 0, done.err
         return str(done.json["run"])
+
+    def submit_and_hold(self, *options: str) -> str:
+        """Submit a training that waits at step 800, in its first attempt, until it is asked to stop; return the run id."""
+        run = self.submit(*HOLDS, *options)
+        self.wait_for_step(run, _HOLD_STEP - _REPORTED_STEPS)
+        return run
 
     def status(self, run: str) -> dict[str, Any]:
         """Return what `status --json` prints."""

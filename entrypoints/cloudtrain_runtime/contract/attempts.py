@@ -38,7 +38,7 @@ def find_replacement(file: Path, number: int) -> str:
     """Return why an attempt may write no more, as a part of a sentence; empty if it may.
 
     Raises:
-        OSError: The file cannot be read, so that nobody knows.
+        OSError: The file cannot be read.
         ValueError: The file is damaged.
     """
     try:
@@ -54,8 +54,8 @@ def refuse_replaced(environ: Mapping[str, str]) -> None:
     """Check that the attempt of this environment may still write.
 
     Raises:
-        OSError: It was replaced, or nobody knows.
-        ValueError: The file is damaged, so nobody knows.
+        OSError: It was replaced, or the file cannot be read.
+        ValueError: The file is damaged.
     """
     if ATTEMPT_VARIABLE not in environ:
         return

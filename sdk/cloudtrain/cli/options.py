@@ -272,6 +272,12 @@ listed_backend_option = click.option(
 )
 
 
+def check_one_selection(only: str | None, backend: str | None) -> None:
+    """Refuse --backend beside an option that selects backends, too."""
+    if only is not None and backend is not None:
+        raise click.UsageError(f"--{only} and --backend cannot be combined")
+
+
 def listed_backends(only: str | None, backend: str | None = None) -> tuple[str, ...] | None:
     """Return the backends that options of `list` select; None without one.
 
@@ -279,9 +285,8 @@ def listed_backends(only: str | None, backend: str | None = None) -> tuple[str, 
         only: A backend of this machine for all of them, or the account's.
         backend: The one that `--backend` names.
     """
+    check_one_selection(only, backend)
     if backend is not None:
-        if only is not None:
-            raise click.UsageError(f"--{only} and --backend cannot be combined")
         return (facts_of(backend).name,)
     if only is None:
         return None

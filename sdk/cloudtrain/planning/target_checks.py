@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 from cloudtrain import catalog
@@ -135,14 +135,18 @@ def _describe_ml_root(conventions: ScriptConventions, machine: Machine) -> Itera
         "/opt/ml is the run's own folder in code.args and code.env only: there is no mount namespace here"
     )
     if conventions.ml_paths:
-        named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
-        others = len(conventions.ml_paths) - _MOST_NAMED
-        if others > 0:
-            named += f" and {others} more"
+        named = name_paths(conventions.ml_paths)
         yield warning(
             f"{named}: /opt/ml in the code is this machine's own in a local run, because the machine allows no "
             "mount namespace. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR and SM_CHANNEL_<NAME>, which are right everywhere"
         )
+
+
+def name_paths(paths: Sequence[str]) -> str:
+    """Return the first paths, and how many more there are."""
+    named = ", ".join(paths[:_MOST_NAMED])
+    others = len(paths) - _MOST_NAMED
+    return f"{named} and {others} more" if others > 0 else named
 
 
 def _warn_of_own_data(spec: JobSpec, machine: Machine) -> Iterator[Diagnostic]:

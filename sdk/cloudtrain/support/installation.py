@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.errors import MissingExtraError
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 from cloudtrain_runtime.contract.strict_json import load_json
@@ -67,6 +68,25 @@ def torch_note() -> str | None:
     else:
         way = f"first: {pip_install('torch', '--index-url', _CPU_INDEX)}"
     return f"PyTorch from PyPI brings CUDA's packages, which are gigabytes; without a GPU, {way}"
+
+
+def require_local_modules(runs: str) -> None:
+    """Check that what runs with this Python import is installed.
+
+    Args:
+        runs: What needs it, such as `local runs`.
+
+    Raises:
+        MissingExtraError: torch, psutil or numpy is not installed.
+    """
+    missing = next((each for each in MODULES_OF_LOCAL_RUNS if not is_installed(each)), None)
+    if missing is None:
+        return
+    error = MissingExtraError(f"{runs} need {missing}", install_command("local"))
+    note = torch_note()
+    if note is not None:
+        error.add_note(note)
+    raise error
 
 
 def is_installed(module: str) -> bool:

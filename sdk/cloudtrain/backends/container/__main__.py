@@ -18,6 +18,7 @@ from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState
 from cloudtrain.backends.container.supervision import Recorder, Supervision, write_report
 from cloudtrain.runs.status import State
+from cloudtrain.support.backend_facts import MACHINE_BACKEND
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     starting = RecordedState(state=State.STARTING, supervisor=os.getpid())
     supervision = Supervision(folder, recorder, starting, "local backend")
     recorder.record_last(supervision.run(lambda: STOPPED_BY_REQUEST if stopped.is_set() else ""))
-    write_report(folder.root, "local")
+    write_report(folder.root, MACHINE_BACKEND)
     return int(supervision.has_failed)
 
 

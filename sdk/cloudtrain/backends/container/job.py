@@ -31,9 +31,7 @@ from cloudtrain.backends.container.host_launcher import (
     write_python,
 )
 from cloudtrain.backends.container.job_folder import JobFolder
-from cloudtrain.backends.container.machine import (
-    is_disk_full,
-)
+from cloudtrain.backends.container.machine import is_disk_full
 from cloudtrain.backends.container.ml_paths import map_arguments
 from cloudtrain.errors import CloudError
 from cloudtrain.runs.early_end import early_end

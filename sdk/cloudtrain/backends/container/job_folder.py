@@ -65,7 +65,12 @@ class JobFolder:
     @property
     def own(self) -> Path:
         """The folder of this attempt."""
-        return self.root if self.attempt == 1 else self.root / "attempts" / str(self.attempt)
+        return self.root if self.attempt == 1 else self.attempt_folder
+
+    @property
+    def attempt_folder(self) -> Path:
+        """The folder with what belongs to this attempt alone."""
+        return self.root / "attempts" / str(self.attempt)
 
 
 def host_of(log: Path) -> str:

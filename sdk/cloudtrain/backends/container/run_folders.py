@@ -32,6 +32,7 @@ from cloudtrain.backends.container.state_file import (
 from cloudtrain.errors import CloudtrainError, RunNotFoundError, UnreadableStateError, UserError
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.plan_file import PLAN_FILE
+from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.downloads import RunStorage
 from cloudtrain.runs.hidden_failure import LAST_BYTES
 from cloudtrain.runs.log_end import add_log_end
@@ -48,7 +49,9 @@ from cloudtrain.support.checks import Check
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.regular_files import open_regular, read_regular
 from cloudtrain.support.run_id import is_run_id, submit_order, submitted_at
+from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract import CONFIG_FILE, OUTPUTS_FOLDER, RunConfig
+from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 REQUEST_FILE = "request.json"
@@ -150,6 +153,48 @@ class RunFolders(OnlyRuns):
             plan, self.storage_environ(), f"cloudtrain submit{backend_option(self.name)} JOB"
         )
         return ()
+
+    def check_continuation(self, plan: Plan) -> None:
+        """Check the checkpoints that a plan continues from.
+
+        Raises:
+            UserError: They do not exist, or are another training's.
+            CloudError: They are in S3, which refused or cannot be reached.
+        """
+        self.check_resume(plan)
+        # A script need not load the checkpoints there.
+        if plan.config.task is not None:
+            reject_other_training(plan)
+
+    def require_code(self, plan: Plan) -> None:
+        """Check that the code of an earlier run is still there.
+
+        Raises:
+            UserError: It was deleted.
+        """
+        archive = path_of(plan.locations.code)
+        if not archive.is_file():
+            submit = f"cloudtrain submit{backend_option(self.name)} JOB"
+            raise UserError(
+                f"the code of the earlier run was deleted: {archive}",
+                f"to use the current code: {submit} --set checkpoint.resume=RUN",
+            )
+
+    def install(self, plan: Plan, steps: Steps) -> Path | None:
+        """Build an environment with the job's requirements beside the runs, once; return its interpreter.
+
+        Returns None for a job without requirements.
+
+        Raises:
+            UserError: The environment cannot be built, or pip failed.
+        """
+        requirements = plan.config.requirements
+        if requirements is None:
+            return None
+        from cloudtrain.backends.container.environments import FOLDER, prepare_environment
+
+        folder = self.runs.parent / FOLDER
+        return prepare_environment(folder, path_of(plan.locations.code), requirements, steps)
 
     def storage_environ(self) -> Mapping[str, str]:
         """Return the environment of a process that reads the checkpoints of these runs."""

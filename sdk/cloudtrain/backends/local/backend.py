@@ -39,19 +39,15 @@ from cloudtrain.errors import (
 from cloudtrain.planning.plan import Plan
 from cloudtrain.preflight.secrets import check_local_secrets
 from cloudtrain.runs.billing import Billing
-from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
 from cloudtrain.settings.settings import REPORT_VARIABLE, Settings
 from cloudtrain.support.backend_facts import MACHINE_BACKEND
 from cloudtrain.support.home_folder import find_owner
-from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command, torch_note
+from cloudtrain.support.installation import require_local_modules
 from cloudtrain.support.steps import Steps
-from cloudtrain_runtime.contract import (
-    GRACE_VARIABLE,
-)
-from cloudtrain_runtime.contract.file_uri import path_of
+from cloudtrain_runtime.contract import GRACE_VARIABLE
 
 if TYPE_CHECKING:
     from cloudtrain.support.checks import Check
@@ -117,13 +113,7 @@ class LocalBackend(RunFolders):
             MissingExtraError: torch, psutil or numpy is not installed; or pip, if runs install.
             UserError: The grace period in the environment is no number.
         """
-        for module in MODULES_OF_LOCAL_RUNS:
-            if importlib.util.find_spec(module) is None:
-                error = MissingExtraError(f"local runs need {module}", install_command("local"))
-                note = torch_note()
-                if note is not None:
-                    error.add_note(note)
-                raise error
+        require_local_modules("local runs")
         if self._options["installs"] and importlib.util.find_spec("pip") is None:
             raise MissingExtraError(
                 "--install needs pip in this environment", f"{sys.executable} -m ensurepip"
@@ -140,10 +130,7 @@ class LocalBackend(RunFolders):
             CloudError: They are in S3, which refused or cannot be reached.
         """
         del skip
-        self.check_resume(plan)
-        # A script need not load the checkpoints there.
-        if plan.config.task is not None:
-            reject_other_training(plan)
+        self.check_continuation(plan)
         check_local_secrets(plan.config.secrets, os.environ)
         return tuple
 
@@ -166,19 +153,9 @@ class LocalBackend(RunFolders):
         """
         # Each submit starts a run, and copies nothing.
         del is_new, progress
-        archive = path_of(plan.locations.code)
-        if bundle is None and not archive.is_file():
-            hint = (
-                "to use the current code: cloudtrain submit --local JOB --set checkpoint.resume=RUN"
-            )
-            raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
-        python = None
-        if self._options["installs"] and plan.config.requirements is not None:
-            from cloudtrain.backends.container.environments import FOLDER, prepare_environment
-
-            python = prepare_environment(
-                self.home / FOLDER, archive, plan.config.requirements, self._steps
-            )
+        if bundle is None:
+            self.require_code(plan)
+        python = self.install(plan, self._steps) if self._options["installs"] else None
         folder = self.create_folder(plan, python=python)
         self._start(folder)
         return Run(plan.run, self)

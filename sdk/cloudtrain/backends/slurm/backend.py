@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import shutil
 import time
@@ -25,7 +24,7 @@ from cloudtrain.backends.container.state_file import (
     write_state,
 )
 from cloudtrain.backends.slurm.attempts import Attempts
-from cloudtrain.backends.slurm.batch_request import LOG_FILE
+from cloudtrain.backends.slurm.batch_request import COMMENT, LOG_FILE
 from cloudtrain.backends.slurm.checks import start_checks
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.known_jobs import known_jobs
@@ -36,12 +35,11 @@ from cloudtrain.backends.slurm.slurm_output import SlurmJob
 from cloudtrain.backends.slurm.target import SlurmTarget
 from cloudtrain.bundle import ProgressCallback
 from cloudtrain.bundle.archive import Bundle
-from cloudtrain.errors import CloudtrainError, MissingExtraError, UnreachableError, UserError
+from cloudtrain.errors import CloudtrainError, UnreachableError, UserError
 from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.billing import Billing
-from cloudtrain.runs.continuation import reject_other_training
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
@@ -49,13 +47,10 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.settings.slurm_sites import SlurmSite
 from cloudtrain.support.backend_facts import SLURM_BACKEND
 from cloudtrain.support.checks import Check
-from cloudtrain.support.installation import MODULES_OF_LOCAL_RUNS, install_command
+from cloudtrain.support.installation import require_local_modules
 from cloudtrain.support.steps import Steps
 from cloudtrain_runtime.contract.file_uri import path_of
 from cloudtrain_runtime.contract.redaction import redact
-
-COMMENT = "cloudtrain:"
-"""Beginning of the comment of a run's job; the identity of its request follows."""
 
 _SUBMIT_SECONDS = 600.0
 """Longest time between the creation of a run's folder and the record of its job."""
@@ -119,8 +114,8 @@ class SlurmBackend(RunFolders):
         installs = JobFolder(self.runs / previous.run).interpreter.is_file()
         # Of sites that share a folder, the one that the run was submitted to.
         name = (self.plan_of(previous.run).get("batch_job") or {}).get("site")
-        site = self.load_settings().slurm.get(str(name), self.site)
-        if site.folder != self.site.folder:
+        site = self.load_settings().slurm.get(str(name))
+        if site is None or site.folder != self.site.folder:
             site = self.site
         return SlurmBackend(site, self.load_settings, installs=installs, steps=self._steps)
 
@@ -135,11 +130,8 @@ class SlurmBackend(RunFolders):
         self.site.require_trust()
         self._slurm.version()
         # The Python of the nodes is checked there.
-        if self.site.python is not None:
-            return
-        for module in MODULES_OF_LOCAL_RUNS:
-            if importlib.util.find_spec(module) is None:
-                raise MissingExtraError(f"runs on Slurm need {module}", install_command("local"))
+        if self.site.python is None:
+            require_local_modules("runs on Slurm")
 
     def start_checks(self, plan: Plan, *, skip: bool = False) -> Callable[[], tuple[Check, ...]]:
         """Check the checkpoints that a plan continues from, the site, and whether Slurm would accept the job.
@@ -148,10 +140,7 @@ class SlurmBackend(RunFolders):
             UserError: They do not exist, or are another training's; or Slurm would refuse an option.
             CloudError: They are in S3, which refused or cannot be reached.
         """
-        self.check_resume(plan)
-        # A script need not load the checkpoints there.
-        if plan.config.task is not None:
-            reject_other_training(plan)
+        self.check_continuation(plan)
         assert plan.batch_job is not None  # noqa: S101 (every plan of this target has one)
         return start_checks(self.site, plan.batch_job, self._slurm, skip=skip)
 
@@ -185,7 +174,7 @@ class SlurmBackend(RunFolders):
             if not is_new and (active := self.find_active_run(plan)) is not None:
                 return active
             self._store_code(plan, bundle)
-            python = self._install(plan)
+            python = self.install(plan, self._steps) if self._installs else None
             folder = self.create_folder(plan, python=python, config=with_key(plan.config))
             job = self._queue(plan.batch_job, folder)
             # The batch step claims it, too, if this process ends before.
@@ -202,7 +191,7 @@ class SlurmBackend(RunFolders):
         except UnreachableError as error:
             raise UnreachableError(
                 f"{error.message}; {folder.name} may be in the queue or not",
-                f"submit again: the same command attaches to it; or see: cloudtrain status slurm:{folder.name}",
+                f"submit again: the same command attaches to it; or see: cloudtrain status {self.name}:{folder.name}",
             ) from None
         except CloudtrainError:
             # Without a job, the id names no run.
@@ -236,8 +225,8 @@ class SlurmBackend(RunFolders):
         if archive.is_file():
             return
         if bundle is None:
-            hint = "to use the current code: cloudtrain submit JOB --set checkpoint.resume=RUN"
-            raise UserError(f"the code of the earlier run was deleted: {archive}", hint)
+            self.require_code(plan)
+            return
         partial = archive.with_name(f".{archive.name}.{os.getpid()}")
         try:
             archive.parent.mkdir(parents=True, exist_ok=True)
@@ -248,19 +237,6 @@ class SlurmBackend(RunFolders):
             raise UserError(
                 f"{archive}: cannot be written: {error.strerror}", self.folder_hint
             ) from None
-
-    def _install(self, plan: Plan) -> Path | None:
-        """Build an environment with the job's requirements in the shared folder, once; return its interpreter."""
-        if not self._installs or plan.config.requirements is None:
-            return None
-        from cloudtrain.backends.container.environments import FOLDER, prepare_environment
-
-        return prepare_environment(
-            self.site.folder / FOLDER,
-            path_of(plan.locations.code),
-            plan.config.requirements,
-            self._steps,
-        )
 
     def billing(self, run: str) -> Billing:
         """Return the time on the nodes, at the price that the site had at the submit; 0 without one."""
@@ -277,9 +253,10 @@ class SlurmBackend(RunFolders):
     def status(self, run: str) -> Status:
         """Return the present status, with the cost where the site has a price."""
         found = super().status(run)
-        billing = self.billing(run)
-        if not billing.usd_per_hour:
+        plan = self._plan(self.folder_of(run) / PLAN_FILE)
+        if not plan.get("cost", {}).get("usd_per_hour"):
             return found
+        billing = self.billing(run)
         return replace(found, billable_seconds=billing.billable_seconds, cost_usd=billing.cost_usd)
 
     def record_of(self, folder: Path) -> RecordedState:
@@ -324,15 +301,14 @@ class SlurmBackend(RunFolders):
 
     def _without_job(self, folder: Path, record: RecordedState) -> RecordedState:
         """Return the state of a run whose job Slurm does not know (any more)."""
-        last_write = modified(folder / STATE_FILE)
+        written = modified(folder / STATE_FILE)
+        ended = datetime.fromtimestamp(written, UTC)
         if record.ending is not None:
-            return record.but(
-                state=record.ending, ending=None, ended=datetime.fromtimestamp(last_write, UTC)
-            )
-        if not read_job(folder) and time.time() - last_write < _SUBMIT_SECONDS:
+            return record.but(state=record.ending, ending=None, ended=ended)
+        if not read_job(folder) and time.time() - written < _SUBMIT_SECONDS:
             return record
         state, reason = _end_without_job(folder, record)
-        return record.but(state=state, reason=reason, ended=datetime.fromtimestamp(last_write, UTC))
+        return record.but(state=state, reason=reason, ended=ended)
 
     def poll_backoff(self) -> Backoff:
         """Return the waits between polls of the status, which ask Slurm's controller."""
@@ -428,13 +404,9 @@ def _queued(record: RecordedState, words: str, number: int) -> RecordedState:
     if record.state in (State.STARTING, State.RUNNING) and (record.attempt or 0) >= number:
         # It has started since Slurm was asked.
         return record
-    why = _why_again(record)
+    # Why it waits again; a run that has not run yet has no attempt.
+    why = record.reason if record.attempt is not None else ""
     if why:
         words = words.removeprefix("queued again; ")
     reason = "; ".join(filter(None, (why, words)))
     return RecordedState(State.QUEUED, reason, started=record.started, attempt=record.attempt)
-
-
-def _why_again(record: RecordedState) -> str:
-    """Return why a run waits again; empty for one that has not run yet."""
-    return record.reason if record.attempt is not None else ""

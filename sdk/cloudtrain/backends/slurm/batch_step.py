@@ -42,6 +42,7 @@ from cloudtrain.backends.slurm.run_files import (
 from cloudtrain.errors import CloudtrainError, UnreachableError
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
+from cloudtrain.support.backend_facts import SLURM_BACKEND
 from cloudtrain_runtime.contract.attempts import attempt_text, read_attempt
 
 _LIMIT_IS_NEAR = "the time limit of the Slurm job is near"
@@ -102,7 +103,7 @@ class _AttemptRecorder(Recorder):
 
     def record(self, state: RecordedState) -> bool:
         """Write a state, or nothing after a newer attempt has begun."""
-        return _is_replaced(self._folder) or super().record(state)
+        return _has_newer_attempt(self._folder) or super().record(state)
 
 
 class _BatchStep:
@@ -153,7 +154,7 @@ class _BatchStep:
         if supervision.has_failed or not self._is_interrupted(final.state, final.reason):
             self._close()
             recorder.record_last(final)
-            write_report(root, "slurm")
+            write_report(root, SLURM_BACKEND)
         else:
             self._continue(final, recorder)
         return int(supervision.has_failed)
@@ -197,7 +198,7 @@ class _BatchStep:
         return _LIMIT_IS_NEAR if signal.SIGUSR1 in self._signals else ""
 
     def _sees_replacement(self) -> bool:
-        self._has_replacement = self._has_replacement or _is_replaced(self._folder)
+        self._has_replacement = self._has_replacement or _has_newer_attempt(self._folder)
         return self._has_replacement
 
     def _reach(self, now: float) -> None:
@@ -317,7 +318,7 @@ class _BatchStep:
         return (float(number) if number.isdecimal() else 300.0) + _SILENT_NODE_SECONDS
 
 
-def _is_replaced(folder: JobFolder) -> bool:
+def _has_newer_attempt(folder: JobFolder) -> bool:
     return read_attempt(folder.root / ATTEMPT_FILE) > folder.attempt
 
 

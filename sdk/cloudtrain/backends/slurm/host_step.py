@@ -38,9 +38,6 @@ KILL = "kill"
 TERMINATED = "terminated"
 """File that a host step creates when Slurm sends it SIGTERM."""
 
-NO_NAMESPACE = 121
-"""Exit code of a container whose node allows no mount namespace, although the first node does."""
-
 _VISIBLE_SECONDS = 30.0
 """Time in which a file of the batch step becomes visible on other nodes."""
 _SILENT_SECONDS = 600.0
@@ -86,8 +83,10 @@ def _read_nodes(files: AttemptFiles) -> NodePlan:
 def _run(folder: JobFolder, files: AttemptFiles, nodes: NodePlan, host: str) -> int:
     tree = folder.tree(host)
     if mounts_of(tree.root).is_dir() and not mount_namespace.is_available():
-        print(f"{host}: this node allows no mount namespace, and the first node does", flush=True)  # noqa: T201 (its log)
-        return NO_NAMESPACE
+        node = os.environ["SLURMD_NODENAME"]
+        message = f"the node {node} allows no mount namespace, and the first node of the job does"
+        tree.failure.write_text(message, encoding="utf-8")
+        return 1
     set_interface(tree, nodes.addresses[host])
     request = load_json((folder.root / REQUEST_FILE).read_text(encoding="utf-8"))
     environ = {**os.environ, **nodes.variables}

@@ -120,7 +120,7 @@ class SrunHosts:
         return codes
 
     def wait(self, seconds: float) -> None:
-        """Wait for a moment, or until srun has ended."""
+        """Wait until srun has ended, or for half a second: the files are on a network file system."""
         del seconds
         if self._srun is None or self._ended_at is not None:
             time.sleep(_POLL_SECONDS)

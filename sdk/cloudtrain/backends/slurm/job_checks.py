@@ -9,7 +9,7 @@ from cloudtrain.job.spec import JobSpec
 from cloudtrain.job.static_analysis.conventions import ScriptConventions
 from cloudtrain.planning.diagnostics import decision, error, warning
 from cloudtrain.planning.placement import TORCH_DISTRIBUTED, Machine
-from cloudtrain.planning.target_checks import check_folder_data
+from cloudtrain.planning.target_checks import check_folder_data, name_paths
 from cloudtrain.planning.tracking import check_node_tracking
 
 _OF_SAGEMAKER = (
@@ -17,7 +17,6 @@ _OF_SAGEMAKER = (
     *("max_pending", "queue", "remote_debug", "health_check", "network"),
 )
 """Fields of `cluster` that have no meaning on Slurm."""
-_MOST_NAMED = 3
 
 
 def check_job(
@@ -106,10 +105,7 @@ def _describe_ml_root(conventions: ScriptConventions) -> Iterator[Diagnostic]:
         "/opt/ml is the run's own folder in code.args and code.env, and on nodes that allow mount namespaces everywhere"
     )
     if conventions.ml_paths:
-        named = ", ".join(conventions.ml_paths[:_MOST_NAMED])
-        others = len(conventions.ml_paths) - _MOST_NAMED
-        if others > 0:
-            named += f" and {others} more"
+        named = name_paths(conventions.ml_paths)
         yield warning(
             f"{named}: a node that allows no mount namespace has no such folder. Read SM_MODEL_DIR, SM_OUTPUT_DATA_DIR "
             "and SM_CHANNEL_<NAME>, which are right everywhere"

@@ -132,7 +132,7 @@ class AttemptFiles:
 
     @property
     def _place(self) -> Path:
-        return self.folder.root / "attempts" / str(self.folder.attempt) / "slurm"
+        return self.folder.attempt_folder / "slurm"
 
 
 def has_order(file: Path) -> bool:

@@ -9,7 +9,12 @@ import click
 
 from cloudtrain import console
 from cloudtrain.cli.examples import Command
-from cloudtrain.cli.options import json_option, listed_backend_option, read_moment
+from cloudtrain.cli.options import (
+    check_one_selection,
+    json_option,
+    listed_backend_option,
+    read_moment,
+)
 from cloudtrain.errors import UserError, did_you_mean
 from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, SIMULATED_BACKEND
 
@@ -77,8 +82,7 @@ def costs(
 
     if as_csv and as_json:
         raise UserError("--csv and --json exclude each other", "use one of them")
-    if only is not None and backend is not None:
-        raise click.UsageError(f"--{only} and --backend cannot be combined")
+    check_one_selection(only, backend)
     start = read_moment("--since", since)
     end = read_moment("--until", until, is_end=True)
     with console.spinner("reading what was billed"):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import Field
 
 from cloudtrain.job.fields import Section, matching, parsed_by
 from cloudtrain.support.sbatch_options import parse_sbatch_option
+from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
 
-_NAME_FORM = matching(
-    re.compile(r"[^\s=]+"), "a name without spaces", "to list partitions and their limits: sinfo"
-)
+_WORD = lazy_pattern(r"[^\s=]+")
+_NAME_FORM = matching(_WORD, "a name without spaces", "to list partitions and their limits: sinfo")
 _CONSTRAINT_FORM = matching(
-    re.compile(r"[^\s=]+"), "a constraint without spaces", "for example a100, or [rack1|rack2]"
+    _WORD, "a constraint without spaces", "for example a100, or [rack1|rack2]"
 )
 
 
