@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.jobs import Cli, command, until
 from support.slurm_cluster import Cluster
+from support.slurm_fixtures import settings_file
 
 JOB = """\
 name: %s
@@ -35,9 +36,20 @@ def state_of(cli: Cli, run: str) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("count", "is_same"), [(15, True), (20, False)])
+@pytest.mark.parametrize(
+    ("count", "is_same", "options", "expected"),
+    [(15, True, (), 1), (20, False, (), 20), (8, True, ("--new",), 8)],
+    ids=["same", "different", "new"],
+)
 def test_submits_at_the_same_time_start_each_request_once(
-    job: WriteJob, slurm: Cluster, slurm_site: Path, tmp_path: Path, count: int, is_same: bool
+    job: WriteJob,
+    slurm: Cluster,
+    slurm_site: Path,
+    tmp_path: Path,
+    count: int,
+    is_same: bool,
+    options: tuple[str, ...],
+    expected: int,
 ) -> None:
     paths = [job(JOB % "same", train_py=SCRIPT)] * count
     if not is_same:
@@ -50,7 +62,7 @@ def test_submits_at_the_same_time_start_each_request_once(
             paths.append(folder / "job.yaml")
     started = [
         subprocess.Popen(
-            [command(), "submit", path, "--backend", "slurm", "--skip-check", *WAITS],
+            [command(), "submit", path, "--backend", "slurm", "--skip-check", *WAITS, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -63,7 +75,7 @@ def test_submits_at_the_same_time_start_each_request_once(
     runs = {out.split()[-1] for out, _, _ in ended}
     jobs = slurm.run("squeue", "--noheader", "--format=%j").split()
     assert sorted(jobs) == sorted(runs)
-    assert len(jobs) == (1 if is_same else count)
+    assert len(jobs) == expected
     assert {each.name for each in (slurm_site / "runs").iterdir() if each.name in runs} == runs
 
 
@@ -93,7 +105,7 @@ def test_a_run_is_found_from_a_folder_without_settings(
     cli: Cli, job: WriteJob, slurm: Cluster, slurm_site: Path, tmp_path: Path
 ) -> None:
     run = submit(cli, job(JOB % "elsewhere", train_py=SCRIPT))
-    settings = Path.home() / ".config" / "cloudtrain" / "config.toml"
+    settings = settings_file()
     content = settings.read_text()
     settings.write_text("")
     try:

@@ -197,9 +197,14 @@ def test_the_identity_is_equal_on_each_login_node(plan_of: PlanOf) -> None:
     assert other.identity == plan_of(**on_slurm()).identity
 
 
-def test_the_run_id_follows_the_identity(plan_of: PlanOf) -> None:
+def test_runs_of_one_second_have_different_ids(plan_of: PlanOf) -> None:
+    identity = plan_of(**on_slurm()).identity
+    target = on_slurm()["target"]
+    assert len({target.run_suffix(identity) for _ in range(8)}) == 8
+
+
+def test_a_plan_is_renamed_everywhere(plan_of: PlanOf) -> None:
     plan = plan_of(**on_slurm())
-    assert on_slurm()["target"].run_suffix(plan.identity) == plan.identity[:6]
     renamed = plan.rename("demo-261120-101500-ffffff")
     assert RUN not in renamed.to_file()
     assert renamed.rename(RUN) == plan

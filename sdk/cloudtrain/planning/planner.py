@@ -1,8 +1,8 @@
 """`make_plan`: decide everything about a run, without any side effect.
 
-Everything that does not depend on the run id is decided first. Its digest is the plan's identity, and the run id of a
-cluster's run begins with it. The same job, settings, code, time and machine give an equal plan; only the suffix of a
-local run id is random.
+Everything that does not depend on the run id is decided first. Its digest is the plan's identity; the id of a training
+job ends with its first digits. The same job, settings, code, time and machine give an equal plan; only the end of other
+runs' ids is random.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class SlurmTarget(Target):
         return (Origin(site.setting, site.text, site.file, number),)
 
     def run_suffix(self, identity: str) -> str:
-        return identity[:6]
+        # Two runs of one request may start in the same second; the comment of their jobs has the identity.
+        return secrets.token_hex(3)
 
     def check(
         self, spec: JobSpec, conventions: ScriptConventions, resumed: ResumeSource | None
