@@ -71,6 +71,7 @@ class Options:
         min_job_age: Seconds for which Slurm remembers a job that has ended.
         grace_time: Seconds that a preempted job of the partition `spare` has.
         short_minutes: Time limit of the partition `short`.
+        memory_limits: Let the kernel end processes of a job that use more memory than it has asked for (cgroups).
         settings: Further lines of slurm.conf.
     """
 
@@ -84,6 +85,7 @@ class Options:
     min_job_age: int = 300
     grace_time: int = 20
     short_minutes: int = 1
+    memory_limits: bool = False
     settings: tuple[str, ...] = ()
 
 
@@ -107,6 +109,25 @@ def missing(*, accounting: bool = False) -> str | None:
     except OSError:
         return f"the name of this machine, {socket.gethostname()}, is not in /etc/hosts"
     return None
+
+
+def missing_memory_limits() -> str | None:
+    """Return why the cluster cannot limit the memory of jobs on this machine; None if it can."""
+    # Slurm needs systemd for cgroups of version 2.
+    absent = [name for name in ("memory", "freezer") if not _can_make_groups(name)]
+    if absent:
+        return f"no cgroup of version 1 can be made in /sys/fs/cgroup/{absent[0]}"
+    return None
+
+
+def _can_make_groups(controller: str) -> bool:
+    probe = Path("/sys/fs/cgroup", controller, f"cloudtrain-{os.getpid()}")
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def can_install() -> bool:
@@ -189,6 +210,7 @@ class Cluster:
             _CONFIG_VARIABLE: str(self._config),
         }
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed: set[str] = set()
 
     # Commands
 
@@ -198,6 +220,19 @@ class Cluster:
             command, input=script, env={**self.environ, **variables}, cwd=self.folder, capture_output=True, text=True,
             check=False, timeout=120,
         )  # fmt: skip
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def run_as(self, user: int, *command: str) -> str:
+        """Run a command of Slurm as another user of this machine; return its output."""
+        # The folder of the tests is closed to others.
+        with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+            Path(folder).chmod(0o755)
+            config = Path(shutil.copy(self._config, folder))
+            done = subprocess.run(
+                command, env={**self.environ, _CONFIG_VARIABLE: str(config)}, cwd="/", user=user, group=user,
+                extra_groups=[], capture_output=True, text=True, check=False, timeout=120,
+            )  # fmt: skip
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -249,6 +284,16 @@ class Cluster:
         until(lambda: time.time() > requeued + _REVOKED_SECONDS)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
+    def preempt(self) -> None:
+        """Submit a short job of high priority that needs all nodes."""
+        self.submit(
+            "sleep 3",
+            "--partition=main",
+            "--exclusive",
+            f"--nodes={len(self.nodes)}",
+            "--output=/dev/null",
+        )
+
     # Nodes
 
     def set_down(self, *nodes: str, reason: str = "test") -> None:
@@ -275,21 +320,32 @@ class Cluster:
             .rstrip("*")
         )
 
+    def is_dead(self, node: str) -> bool:
+        """Return whether the daemon of a node has ended."""
+        return self._daemons[node].poll() is not None
+
     def kill_slurmd(self, node: str) -> None:
         """End the daemon of a node. Ranks and step daemons live on, as they do behind a broken network."""
+        self._killed.add(node)
         daemon = self._daemons[node]
         daemon.kill()
         daemon.wait()
 
     def kill_node(self, node: str) -> None:
-        """End the daemon and all processes of a node, as a power cut does."""
+        """End the daemon and all processes of a node at once, as a power cut does."""
         self.kill_slurmd(node)
-        self._kill_repeatedly(
-            lambda process: (
-                self._is_step_daemon(process, node)
-                or self._is_of_job(process, SLURMD_NODENAME=node)
+
+        def belongs(process: psutil.Process) -> bool:
+            return self._is_step_daemon(process, node) or self._is_of_job(
+                process, SLURMD_NODENAME=node
             )
-        )
+
+        # A process whose parent has ended gets a signal, at which it would save.
+        for process in _with_children(belongs):
+            with contextlib.suppress(psutil.Error):
+                process.suspend()
+        kill(_with_children(belongs))
+        self._kill_repeatedly(belongs)
 
     def start_slurmd(self, node: str) -> None:
         """Start the daemon of a node, and wait until it has registered."""
@@ -309,7 +365,10 @@ class Cluster:
         self._wait_for_nodes()
 
     def processes(self, job: int | str | None = None) -> list[psutil.Process]:
-        """Return the living processes of jobs, or of one job, without the step daemons."""
+        """Return the living processes of jobs, or of one job, without the step daemons.
+
+        Processes of a container have nothing of Slurm in their environment, and are not among them.
+        """
         wanted = {} if job is None else {"SLURM_JOB_ID": str(job)}
         return _processes(lambda process: self._is_of_job(process, **wanted))
 
@@ -383,6 +442,7 @@ class Cluster:
     ) -> None:
         program = _program(command[0])
         assert program is not None, f"{command[0]} is not installed"
+        self._killed.discard(name)
         with (self._own / "log" / f"{name}.out").open("a") as output:
             self._daemons[name] = subprocess.Popen(
                 [program, *command[1:]],
@@ -391,9 +451,11 @@ class Cluster:
             )  # fmt: skip
 
     def _answers(self, *command: str) -> bool:
-        """Return whether a command succeeds. A daemon that has ended is a failure."""
+        """Return whether a command succeeds. A daemon that has ended by itself is a failure."""
         for name, daemon in self._daemons.items():
-            assert daemon.poll() is None, f"{name} has ended:\n{self.log(name)}"
+            assert name in self._killed or daemon.poll() is None, (
+                f"{name} has ended:\n{self.log(name)}"
+            )
         done = subprocess.run(
             command, env=self.environ, cwd=self._own, capture_output=True, check=False, timeout=60
         )
@@ -497,11 +559,9 @@ class Cluster:
             f"SlurmdPidFile={self._own}/slurmd-%n.pid",
             f"SlurmctldLogFile={self._own}/log/slurmctld.log",
             f"SlurmdLogFile={self._own}/log/%n.log",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
+            *self._process_lines(),
             "JobAcctGatherType=jobacct_gather/none",
             "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_Core",
             "SchedulerParameters=sched_interval=1,batch_sched_delay=0,bf_interval=1",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
@@ -524,6 +584,20 @@ class Cluster:
             f"PartitionName=short Nodes={everything} PriorityTier=10 PreemptMode=OFF MaxTime={options.short_minutes}",
         ]
         self._config.write_text("\n".join([*lines, ""]))
+
+    def _process_lines(self) -> list[str]:
+        if not self.options.memory_limits:
+            return [
+                "ProctrackType=proctrack/linuxproc",
+                "TaskPlugin=task/none",
+                "SelectTypeParameters=CR_Core",
+            ]
+        (self._own / "cgroup.conf").write_text("ConstrainRAMSpace=yes\nConstrainSwapSpace=no\n")
+        return [
+            "ProctrackType=proctrack/cgroup",
+            "TaskPlugin=task/cgroup",
+            "SelectTypeParameters=CR_Core_Memory",
+        ]
 
     def _accounting_lines(self) -> list[str]:
         if not self.options.accounting:
@@ -562,6 +636,15 @@ def _processes(belongs: _Belongs) -> list[psutil.Process]:
     return found
 
 
+def _with_children(belongs: _Belongs) -> set[psutil.Process]:
+    """Return processes and all their children: a container's have nothing of Slurm in their environment."""
+    found = set(_processes(belongs))
+    for process in tuple(found):
+        with contextlib.suppress(psutil.Error):
+            found.update(process.children(recursive=True))
+    return found
+
+
 def _free_ports(count: int) -> tuple[int, list[int]]:
     """Return a number from 0 to 89 and free ports after 10000 + 100 times this number.
 
@@ -593,7 +676,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     for field in dataclasses.fields(Options):
         option = f"--{field.name.replace('_', '-')}"
-        if field.name == "accounting":
+        if field.type == "bool":
             parser.add_argument(option, action="store_true")
         elif field.name == "settings":
             parser.add_argument("--setting", dest="settings", action="append", default=[])

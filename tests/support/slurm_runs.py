@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cloudtrain_runtime.contract.attempts import read_attempt
 from cloudtrain_runtime.contract.constants import REHEARSAL_HOLD_VARIABLE
-from support.jobs import EXAMPLES, Cli, until
+from support.jobs import EXAMPLES, Cli, processes_of, until
 from support.slurm_cluster import Cluster
 
 _HOLD_STEP = 800
@@ -100,6 +102,10 @@ class Trainings:
     def attempts(self, run: str) -> int:
         """Return the number of attempts of a run."""
         return read_attempt(self.folder(run) / "attempt")
+
+    def processes(self, run: str) -> list[psutil.Process]:
+        """Return the living processes of a run: of its job, and in its containers."""
+        return [*self.slurm.processes(self.job(run)), *processes_of(run)]
 
     def weights(self, run: str) -> str:
         """Return a digest of the weights that a run has trained."""
