@@ -470,7 +470,10 @@ class _Stop:
         self._killed_at = time.monotonic() + grace
         self.signal_name = signal.Signals(number).name
         self._tree.stop_notice.touch()
-        if not self._tree.in_training_loop.exists():
+        # Ranks that a notice of another host has stopped are about to end. The agent of that host waits for this one,
+        # which must not be ended before them.
+        acts = self._tree.in_training_loop.exists() or self._tree.stopped_early.exists()
+        if not acts:
             self._terminate()
             return
         self._timer = threading.Timer(max(1.0, grace - _MARGIN_SECONDS), self._terminate)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -152,3 +153,43 @@ def test_the_end_deletes_what_was_changed(tree: MlTree, tmp_path: Path) -> None:
     assert not place.with_name("upper").exists()
     assert place.resolve() == data
     assert contents(data) == {}
+
+
+END_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from cloudtrain.backends.container.channel_copies import end_copies
+from cloudtrain_runtime.contract import MlTree
+
+if os.geteuid() == 0:
+    os.setuid(65534)
+tree = MlTree(Path(sys.argv[1]))
+folder = Path(sys.argv[2])
+for path in (folder / "upper" / "mine", folder / "work" / "work"):
+    path.mkdir(parents=True)
+    (path / "file").touch()
+    path.chmod(0)
+(folder / "upper" / "link").symlink_to(sys.argv[3])
+end_copies(tree)
+print(sorted(os.listdir(folder)))
+"""
+
+
+def test_folders_that_their_owner_may_not_read_are_deleted(tmp_path: Path) -> None:
+    # As the kernel makes them for an overlay. Root reads every folder.
+    with tempfile.TemporaryDirectory() as temporary:
+        top = Path(temporary)
+        top.chmod(0o777)
+        other = top / "other"
+        other.mkdir(mode=0o500)
+        root = top / "opt" / "ml"
+        copies = Path(mount_namespace.copies_of(str(root))) / "train"
+        for each in (root, copies):
+            each.mkdir(parents=True)
+            each.chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-c", END_AS_NOBODY, str(root), str(copies), str(other)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout == "[]\n", done.stderr
+        assert other.stat().st_mode & 0o777 == 0o500

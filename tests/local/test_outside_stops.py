@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,3 +162,33 @@ STOPPED = {"event": "stopped", "step": 70}
 )
 def test_what_counts_as_an_early_end(events: list[dict[str, object]], reason: str) -> None:
     assert early_end(fold_events(events)) == reason
+
+
+LATE_NOTICE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from cloudtrain_runtime.contract import MlTree
+from cloudtrain_runtime.launch import _Stop
+
+tree = MlTree(Path(sys.argv[1]))
+stop = _Stop(tree)
+agent = subprocess.Popen(["sleep", "1"])
+stop.set_target(agent)
+if sys.argv[2] == "stopped":
+    tree.stopped_early.touch()
+os.kill(os.getpid(), signal.SIGTERM)
+print(agent.wait())
+"""
+
+
+@pytest.mark.parametrize(("ranks", "code"), [("stopped", 0), ("start", -signal.SIGTERM)])
+def test_ranks_that_another_host_has_stopped_are_not_ended(
+    tmp_path: Path, ranks: str, code: int
+) -> None:
+    # The agents of hosts wait for each other at their end.
+    (tmp_path / "output").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LATE_NOTICE, str(tmp_path), ranks],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert int(done.stdout) == code

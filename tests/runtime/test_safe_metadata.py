@@ -484,3 +484,34 @@ def test_numpy_learning_rates_are_saved(context: Context, tmp_path: Path) -> Non
 def test_a_manifest_is_plain_json(root: Path) -> None:
     content: Mapping[str, Any] = json.loads((root / f"step-{STEP:08d}" / MANIFEST_FILE).read_text())
     assert content["version"]
+
+
+def old_reduce(member: Any, _protocol: int) -> tuple[Any, ...]:
+    """Return how Python 3.11.0 to 3.11.3 pickles a member of an enumeration."""
+    return getattr, (type(member), member.name)
+
+
+def test_metadata_of_the_first_pythons_3_11_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = TensorProperties(dtype=torch.float32)
+    parts = [ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))]
+    entry = TensorStorageMetadata(properties, torch.Size([2]), parts)
+    metadata = Metadata({"x": entry}, planner_data={}, storage_data={})
+    memory_format = type(properties.__getstate__()[3])
+    monkeypatch.setattr(memory_format, "__reduce_ex__", old_reduce)
+    data = pickle.dumps(metadata)
+    assert b"getattr" in data
+    (found,) = read_metadata(data).state_dict_metadata.values()
+    assert isinstance(found, TensorStorageMetadata)
+    assert found.properties.dtype == torch.float32
+
+
+class Attribute:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (str, "format")
+
+
+def test_an_attribute_of_anything_else_is_refused() -> None:
+    with pytest.raises(CheckpointError):
+        read_metadata(pickle.dumps(Attribute()))

@@ -329,6 +329,8 @@ class _MetadataPickle(pickle.Unpickler):
             return _short_tuple
         if (module, name) == ("collections", "OrderedDict"):
             return _empty_dict
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise CheckpointError(
@@ -510,6 +512,16 @@ def _short_tuple(values: Any) -> tuple[Any, ...]:
     if len(values) > _MOST_DIMENSIONS:
         raise ValueError(f"a size of {len(values)} dimensions")
     return tuple(values)
+
+
+def _enum_member(kind: Any, name: Any) -> _Record:
+    """Return a record in place of `getattr`, by which Python 3.11.0 to 3.11.3 names a member of an enumeration.
+
+    No attribute is read.
+    """
+    if not isinstance(kind, type) or not issubclass(kind, _Record) or not isinstance(name, str):
+        raise TypeError("an attribute of something else than an enumeration")
+    return kind(name)
 
 
 def _empty_dict() -> dict[Any, Any]:

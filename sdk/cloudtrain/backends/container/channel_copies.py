@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
 
 from cloudtrain.backends.container import mount_namespace
 from cloudtrain.backends.container.mount_namespace import MERGED, SOURCE, UPPER, WORK
@@ -61,13 +59,11 @@ def end_copies(tree: MlTree) -> None:
 
 def _delete(folder: Path) -> None:
     """Delete a folder of an overlay; the kernel creates some that their owner may not read."""
-
-    def retry(function: Any, path: str, _error: object) -> None:
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)  # noqa: PTH101
-            function(path)
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=retry)
-    else:
-        shutil.rmtree(folder, onerror=retry)
+    for parent, names, _ in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            # The target of a link may be the user's own.
+            if not path.is_symlink():
+                with contextlib.suppress(OSError):
+                    path.chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
