@@ -61,8 +61,11 @@ NODES = (
 )
 CONFIG = "Configuration data as of 2026-11-30T10:15:00\nKillWait                = 30 sec\n\nSlurmctld(primary) at host is UP\n"
 HISTORY = (
-    FIELD.join(("17", "CANCELLED by 1000", "0:15", "n[1-2]", "digits", "cloudtrain:1234")) + "\n"
-)
+    FIELD.join(
+        ("17", "CANCELLED by 1000", "0:15", "2026-11-30T10:15:12", "n[1-2]", "digits", "cloudtrain:1234")
+    )
+    + "\n"
+)  # fmt: skip
 
 
 def queue_line(*fields: str) -> str:
@@ -89,6 +92,7 @@ def test_a_job_has_the_values_of_its_own_fields() -> None:
         state="FAILED",
         reason="NonZeroExitCode",
         start=datetime(2026, 11, 30, 10, 15, 2, tzinfo=UTC),
+        ended=datetime(2026, 11, 30, 10, 15, 12, tzinfo=UTC),
         nodes="n[1-2]",
         restarts=2,
         exit_status=3,
@@ -154,7 +158,20 @@ def test_accounting_says_who_cancelled() -> None:
         15,
         "cloudtrain:1234",
     )
+    assert job.ended == datetime(2026, 11, 30, 10, 15, 12, tzinfo=UTC)
     assert parse_history("") is None
+    # Of a job that has never started.
+    waited = parse_history(HISTORY.replace("n[1-2]", "None assigned"))
+    assert waited is not None
+    assert waited.nodes == ""
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING", "RUNNING,COMPLETING"])
+def test_a_job_that_has_not_ended_has_no_end(state: str) -> None:
+    # Slurm gives the end of its time limit.
+    job = parse_job(JOB.replace("JobState=FAILED", f"JobState={state}"))
+    assert job is not None
+    assert job.ended is None
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ _NO_GPU_FROM_SLURM = (
     "Slurm gave the job no GPU that torch can use: set gpus_per_node in the site's settings, or use cuda, NCCL and DDP's "
     "device_ids only where torch.cuda.is_available()."
 )
+_MORE_MEMORY = "a machine with more memory"
+_MORE_FROM_SLURM = "ask Slurm for more memory (--mem=0 in slurm.sbatch: all of a node's)"
 _CHANNEL = re.compile(r"^/opt/ml/input/data/(?P<channel>\w+)")
 
 
@@ -54,6 +56,7 @@ def advise(action: str, message: str, *, backend: str, facts: Facts) -> str:
     text = _advise(action, message, backend=backend, facts=facts)
     if is_cluster:
         text = text.replace("this machine", "the node").replace("This machine", "The node")
+        text = text.replace(_MORE_MEMORY, _MORE_FROM_SLURM)
     return text
 
 

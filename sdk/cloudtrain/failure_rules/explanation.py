@@ -42,6 +42,42 @@ _REPEATED_REASON = re.compile(
 )
 """Reasons that repeat the message of a process. The log has more details."""
 
+_SLURM_ENDS: tuple[tuple[str, FailureClass | None, str], ...] = (
+    # cloudtrain/backends/slurm/queue_states.py
+    ("cancelled by you (scancel)", None, "You have cancelled the job in Slurm; {again}."),
+    ("(scancel)", None, "The job was cancelled in Slurm; {again}."),
+    (
+        "Slurm's time limit ended the job",
+        FailureClass.TIME_LIMIT,
+        (
+            "Save more often (checkpoint.every), so that the run continues by itself, or give the job more time: "
+            "[limits.runtime], and time of the site; {again}."
+        ),
+    ),
+    (
+        "preempted by a job of a higher priority",
+        None,
+        (
+            "Without --no-requeue, Slurm queues such a run again; jobs of another slurm.partition or slurm.qos may not be "
+            "preempted; {again}."
+        ),
+    ),
+    (
+        "attempts in a row ended without a new checkpoint",
+        FailureClass.UNKNOWN,
+        (
+            "Each attempt was interrupted before it had saved: save more often (checkpoint.every), or give an attempt more "
+            "time (time of the site); {again}."
+        ),
+    ),
+    (
+        "a node of the job failed",
+        FailureClass.KILLED,
+        "See why: sinfo --list-reasons. Without --no-requeue, Slurm queues such a run again; {again}.",
+    ),
+)
+"""Parts of the reasons of runs that Slurm has ended: the class of the failure, and what to do."""
+
 _READ_LOGS = (
     in_account("Read the end of each host's log, and try it here: cloudtrain submit JOB --local."),
     here("Read the end of each host's log."),
@@ -125,7 +161,11 @@ def explain_run(
         facts: The job's values by field of job.yaml, to fill into the action.
     """
     known = {"run": status.run, **(facts or {})}
-    found = _explain_status(status, known) or _explain_log(status, lines, known)
+    found = (
+        _explain_slurm_end(status, known)
+        or _explain_status(status, known)
+        or _explain_log(status, lines, known)
+    )
     action = found.action
     # The rules about checkpoints have more details than the message.
     if found.failure is not FailureClass.CHECKPOINT:
@@ -187,15 +227,26 @@ def _explain_status(status: Status, facts: Facts) -> Explanation | None:
     return None
 
 
+def _explain_slurm_end(status: Status, facts: Facts) -> Explanation | None:
+    if status.state not in (State.STOPPED, State.FAILED):
+        return None
+    again = "continue from the last checkpoint with checkpoint.resume: {run}"
+    if status.progress.checkpoint is None:
+        again = "it has saved no checkpoint: submit it again"
+    for words, failure, action in _SLURM_ENDS:
+        if words in status.reason:
+            filled = _fill(action.replace("{again}", again), status, facts)
+            return _make_explanation(status, failure, status.reason, filled)
+    return None
+
+
 def _explain_stop(status: Status, facts: Facts) -> Explanation:
     resume = "continue from the last checkpoint with checkpoint.resume: {run}"
     failure: FailureClass | None = None
     action = ""
     if status.progress.checkpoint is not None:
         action = f"Nothing went wrong; {resume}."
-    if status.reason.endswith("(scancel)"):
-        action = f"The job was cancelled in Slurm; {resume}."
-    elif status.reason.startswith(OUTSIDE_STOP):
+    if status.reason.startswith(OUTSIDE_STOP):
         action = (
             "Something else than cloudtrain has stopped it, such as a logout, a reboot or a scheduler. "
             f"Fix that, and {resume}."

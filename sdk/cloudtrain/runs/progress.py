@@ -14,11 +14,19 @@ from cloudtrain_runtime.contract.metric_values import metric_values, step_values
 
 @dataclass(frozen=True)
 class LastCheckpoint:
-    """The newest complete checkpoint. `time` is in seconds since the epoch."""
+    """A complete checkpoint.
+
+    Attributes:
+        uri: Where it is.
+        step: Its step.
+        time: When it was complete, in seconds since the epoch.
+        seconds: How long the save took, or None.
+    """
 
     uri: str
     step: int
     time: float
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +238,7 @@ def _add_mark(marks: tuple[tuple[float, int], ...], event: Event) -> tuple[tuple
 
 
 def _fold_checkpoint(progress: Progress, event: Event) -> Progress:
-    checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"])
+    checkpoint = LastCheckpoint(event["uri"], event["step"], event["time"], event.get("seconds"))
     before = progress.checkpoints_before
     if progress.checkpoint:
         before = (*before, progress.checkpoint)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SUMMARY_FILE: Final = "events-summary.json"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SUMMARY_EVERY_BYTES = 1 << 20
 """Size of events after which a new summary is written."""
 

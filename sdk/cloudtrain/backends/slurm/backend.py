@@ -29,7 +29,7 @@ from cloudtrain.backends.slurm.checks import start_checks
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.known_jobs import known_jobs
 from cloudtrain.backends.slurm.known_sites import RECORDED, record_site
-from cloudtrain.backends.slurm.queue_states import describe_job
+from cloudtrain.backends.slurm.queue_states import ENDED_BY_SLURM, describe_job
 from cloudtrain.backends.slurm.run_files import STOP_FILE, claim_job, read_job
 from cloudtrain.backends.slurm.slurm_output import SlurmJob
 from cloudtrain.backends.slurm.target import SlurmTarget
@@ -94,7 +94,7 @@ class SlurmBackend(RunFolders):
     @property
     def folder_hint(self) -> str:  # type: ignore[override]
         """What to do when the folder of runs cannot be used."""
-        return f"choose a folder that all nodes share: folder in [slurm.{self.site.name}], {self.site.origin}"
+        return f"choose a folder of your own that all nodes share: folder in [slurm.{self.site.name}], {self.site.origin}"
 
     def target(self) -> SlurmTarget:
         """Return the cluster as the target of a plan."""
@@ -148,7 +148,8 @@ class SlurmBackend(RunFolders):
         """Return the active run of the same request and code, or None."""
         wanted = f"{COMMENT}{plan.identity}"
         for job in self._slurm.jobs():
-            if job.comment != wanted or not self.may_have(job.name):
+            has_ended = describe_job(job).end is not None
+            if job.comment != wanted or has_ended or not self.may_have(job.name):
                 continue
             if not self.record_of(self.runs / job.name).state.is_final:
                 return Run(job.name, self, attached=True)
@@ -203,7 +204,9 @@ class SlurmBackend(RunFolders):
         """Let one submit of a request at a time pass, on all login nodes that share the folder."""
         folder = self.site.folder / _LOCKS
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            # With the code of the jobs.
+            self.site.folder.mkdir(0o700, parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             file = (folder / identity[:32]).open("w")
         except OSError as error:
             raise UserError(
@@ -266,12 +269,13 @@ class SlurmBackend(RunFolders):
             return record
         known = self._find_job(folder.name, read_job(folder), known_jobs().find)
         if known is None:
+            known = _forgotten_job(folder)
+        if known is None:
             return self._without_job(folder, record)
-        written = modified(folder / STATE_FILE)
-        if describe_job(known).end is not None and time.time() - written >= _SETTLE_SECONDS:
+        if known.state == "CANCELLED" and (past := known_jobs().history(known.id)) is not None:
             # Only accounting knows who has cancelled a job.
-            known = known_jobs().history(known.id) or known
-        merged = _merge(record, known, written)
+            known = replace(known, cancelled_by=past.cancelled_by)
+        merged = _merge(record, known, modified(folder / STATE_FILE))
         is_failed_script = merged.state is State.FAILED and record.attempt is None
         if is_failed_script and (line := last_line(folder / LOG_FILE)):
             merged = merged.but(
@@ -340,6 +344,13 @@ class SlurmBackend(RunFolders):
         self._slurm.signal(known.id, "USR2")
 
 
+def _forgotten_job(folder: Path) -> SlurmJob | None:
+    """Return the job of a run that Slurm's controller has forgotten, from accounting."""
+    job = read_job(folder)
+    found = known_jobs().history(job) if job else None
+    return found if found is not None and found.name == folder.name else None
+
+
 def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedState:
     """Return the state of a run whose record is not final, and whose job Slurm knows.
 
@@ -351,15 +362,16 @@ def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedStat
     known = describe_job(job)
     words = "; ".join(filter(None, (known.reason, known.hint)))
     if known.end is not None:
-        if record.ending is None and time.time() - written < _SETTLE_SECONDS:
-            # Its record may not be visible here yet.
+        if not _is_settled(record, job, written):
             return record
-        why = record.reason if record.ending else ""
+        why = record.reason.removesuffix(f"; {ENDED_BY_SLURM}") if record.ending else ""
+        if known.end.is_cause and "(SIGTERM)" in why:
+            why = ""
         return record.but(
             state=record.ending or known.state,
             ending=None,
             reason="; ".join(filter(None, (why, words))),
-            ended=datetime.fromtimestamp(written, UTC),
+            ended=job.ended or datetime.fromtimestamp(written, UTC),
         )
     number = (job.restarts or 0) + 1
     if known.state is State.QUEUED:
@@ -370,6 +382,15 @@ def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedStat
     if known.state in (State.RUNNING, State.STOPPING):
         return record
     return record.but(state=known.state, reason=words)
+
+
+def _is_settled(record: RecordedState, job: SlurmJob, written: float) -> bool:
+    """Return whether the record of a run whose job has ended is the last one, and not only the last that is visible here."""
+    if record.ending is not None or not job.nodes:
+        # Without nodes, nothing was running that could have written another.
+        return True
+    ended = written if job.ended is None else job.ended.timestamp()
+    return time.time() - max(written, ended) >= _SETTLE_SECONDS
 
 
 def _end_without_job(folder: Path, record: RecordedState) -> tuple[State, str]:
@@ -405,7 +426,7 @@ def _queued(record: RecordedState, words: str, number: int) -> RecordedState:
         # It has started since Slurm was asked.
         return record
     # Why it waits again; a run that has not run yet has no attempt.
-    why = record.reason if record.attempt is not None else ""
+    why = record.reason.removesuffix(f"; {ENDED_BY_SLURM}") if record.attempt is not None else ""
     if why:
         words = words.removeprefix("queued again; ")
     reason = "; ".join(filter(None, (why, words)))

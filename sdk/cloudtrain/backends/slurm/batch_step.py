@@ -1,13 +1,15 @@
 """Batch step: supervises one attempt of a run on the first node of its Slurm job, and decides whether another follows.
 
 The batch script executes `python -m cloudtrain.backends.slurm.batch_step RUN_FOLDER`. Slurm signals it shortly before
-the job's time limit (SIGUSR1), and `stop` after it has created a file in the run's folder (SIGUSR2). SIGTERM reaches
-every process of the job, so the ranks save and end by themselves.
+the job's time limit (SIGUSR1); of a run whose saves take longer, it acts earlier by itself (stop_notice.py). `stop`
+signals it after it has created a file in the run's folder (SIGUSR2). SIGTERM reaches every process of the job, so the
+ranks save and end by themselves.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -39,10 +41,13 @@ from cloudtrain.backends.slurm.run_files import (
     claim_job,
     has_order,
 )
+from cloudtrain.backends.slurm.stop_notice import needed_grace, notice_time
 from cloudtrain.errors import CloudtrainError, UnreachableError
+from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.backend_facts import SLURM_BACKEND
+from cloudtrain_runtime.contract import GRACE_VARIABLE
 from cloudtrain_runtime.contract.attempts import attempt_text, read_attempt
 
 _LIMIT_IS_NEAR = "the time limit of the Slurm job is near"
@@ -119,8 +124,14 @@ class _BatchStep:
         self._has_stop_file = False
         self._has_replacement = False
         self._interruption: str | None = None
+        # Without an answer of Slurm, its signal is the notice.
+        self._notice_at = math.inf
+        progress = _former_progress(folder)
+        checkpoint = None if progress.checkpoint is None else progress.checkpoint.step
         attempts = Attempts.read(folder.root)
-        self._attempts = attempts.begin(folder.attempt, time.time(), _last_checkpoint(folder))
+        self._attempts = attempts.begin(folder.attempt, time.time(), checkpoint)
+        self._grace = needed_grace(os.environ, progress)
+        self._notice_at = self._find_notice_time()
 
     def run(self) -> int:
         root = self._folder.root
@@ -144,6 +155,7 @@ class _BatchStep:
         final = supervision.run(
             self._stop_reason,
             make_launcher=self._make_hosts,
+            environ={**os.environ, GRACE_VARIABLE: str(self._grace)},
             used_seconds=used_seconds,
             stores=lambda state, reason: not self._is_interrupted(state, reason),
         )
@@ -195,7 +207,24 @@ class _BatchStep:
             self._reach(now)
         if self._is_stop_asked():
             return STOPPED_BY_REQUEST
-        return _LIMIT_IS_NEAR if signal.SIGUSR1 in self._signals else ""
+        return _LIMIT_IS_NEAR if self._is_limit_near(now) else ""
+
+    def _is_limit_near(self, now: float) -> bool:
+        if signal.SIGUSR1 in self._signals:
+            return True
+        if now < self._notice_at:
+            return False
+        # The job may have got more time.
+        self._notice_at = self._find_notice_time()
+        return now >= self._notice_at
+
+    def _find_notice_time(self) -> float:
+        try:
+            job = self._slurm.job(self._job)
+        except CloudtrainError as error:
+            print_line(f"Slurm does not say when the job's time ends: {error.message}")
+            return self._notice_at
+        return notice_time(job, self._grace)
 
     def _sees_replacement(self) -> bool:
         self._has_replacement = self._has_replacement or _has_newer_attempt(self._folder)
@@ -224,7 +253,7 @@ class _BatchStep:
         why = self._interruption
         again = RecordedState(
             State.QUEUED,
-            f"queued again: {why}",
+            f"queued again: {why}{_continues_at(self._folder)}",
             started=final.started,
             attempt=self._folder.attempt,
         )
@@ -322,14 +351,19 @@ def _has_newer_attempt(folder: JobFolder) -> bool:
     return read_attempt(folder.root / ATTEMPT_FILE) > folder.attempt
 
 
-def _last_checkpoint(folder: JobFolder) -> int | None:
-    """Return the step of the newest checkpoint of former attempts."""
+def _continues_at(folder: JobFolder) -> str:
+    """Return where the next attempt begins, as a part of a sentence; empty where nobody has said it."""
+    checkpoint = _former_progress(folder).checkpoint
+    return "" if checkpoint is None else f"; continues from step {checkpoint.step:,}"
+
+
+def _former_progress(folder: JobFolder) -> Progress:
+    """Return the progress of former attempts."""
     try:
-        checkpoint = read_progress(folder.events).checkpoint
+        return read_progress(folder.events)
     except OSError as error:
         print_line(f"{folder.events} cannot be read: {error}")
-        return None
-    return None if checkpoint is None else checkpoint.step
+        return Progress()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.node_ping import NodeReport, ping_nodes
-from cloudtrain.backends.slurm.queue_states import describe_time
+from cloudtrain.backends.slurm.queue_states import describe_time, user_name
 from cloudtrain.backends.slurm.slurm_output import Partition
 from cloudtrain.errors import CloudtrainError, UnreachableError, UserError, did_you_mean
 from cloudtrain.planning.batch_job import BatchJob
@@ -136,8 +136,14 @@ def _check_folder(site: SlurmSite) -> Iterator[Check]:
         yield failed(name, f"{folder}: there is no folder {folder.parent}", fix)
         return
     nearest = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        yield failed(name, f"{folder}: {nearest} is no folder with write permission", fix)
+    if not nearest.is_dir():
+        yield failed(name, f"{nearest} is no folder", fix)
+        return
+    closed = next((each for each in (nearest, folder / "runs") if _is_closed(each)), None)
+    if closed is not None:
+        own = f"set folder to one of your own that all nodes share ({site.origin_of('folder')})"
+        owner = user_name(closed.stat().st_uid)
+        yield failed(name, f"{closed} belongs to {owner}, and you may not write there", own)
         return
     free = shutil.disk_usage(nearest).free
     detail = f"{folder}, {format_size(free)} free"
@@ -148,6 +154,10 @@ def _check_folder(site: SlurmSite) -> Iterator[Check]:
     elif free < _LITTLE_SPACE_BYTES:
         warning = "there is little space; delete runs: cloudtrain rm --older-than 30d"
     yield passed(name, detail, warning=warning)
+
+
+def _is_closed(folder: Path) -> bool:
+    return os.access(folder, os.F_OK) and not os.access(folder, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _reason_to_be_unshared(folder: Path, nearest: Path) -> str:
@@ -248,7 +258,7 @@ def check_nodes(site: SlurmSite, job: BatchJob | None, slurm: Slurm) -> tuple[Ch
     token = uuid.uuid4().hex
     mark = site.folder / f".ping-{token}"
     try:
-        site.folder.mkdir(parents=True, exist_ok=True)
+        site.folder.mkdir(0o700, parents=True, exist_ok=True)
         mark.write_text(token, encoding="ascii")
     except OSError as error:
         return (failed("nodes", f"{site.folder} cannot be written: {error.strerror}"),)

@@ -62,6 +62,7 @@ class Slurm:
     Args:
         environ: Environment of the commands; by default that of this process.
         timeout_seconds: Longest time of a command.
+        attempts: How often a command is tried that changes nothing.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Slurm:
         environ: Mapping[str, str] | None = None,
         *,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        attempts: int = _ATTEMPTS,
     ) -> None:
         given = os.environ if environ is None else environ
         self._environ = _without_defaults(given)
         self._timeout_seconds = timeout_seconds
+        self._attempts = attempts
 
     # Submit
 
@@ -297,11 +300,11 @@ class Slurm:
     def _ask(self, command: Sequence[str], script: str = "") -> _Done:
         """Run a command that may run twice, and again if the controller is busy. Times are printed in UTC."""
         environ = {**self._environ, "TZ": "UTC"}
-        for attempt in range(_ATTEMPTS):
+        for attempt in range(self._attempts):
             done = self._try(command, script, environ=environ)
             if done is not None and not (done.code and is_timeout(done.err)):
                 return done
-            if attempt < _ATTEMPTS - 1:
+            if attempt < self._attempts - 1:
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
         raise self._no_answer(command)
 
@@ -345,9 +348,9 @@ class Slurm:
         return _Done(done.returncode, done.stdout, done.stderr)
 
     def _no_answer(self, command: Sequence[str]) -> UnreachableError:
+        times = "" if self._attempts == 1 else f"{self._attempts} attempts of "
         return UnreachableError(
-            f"{command[0]}: Slurm's controller gave no answer in {_ATTEMPTS} attempts "
-            f"of {self._timeout_seconds:.0f} s",
+            f"{command[0]}: Slurm's controller gave no answer in {times}{self._timeout_seconds:.0f} s",
             "try again; if it lasts, ask the cluster's administrators: scontrol ping",
         )
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cloudtrain.backends.container import process_tree
-from cloudtrain.backends.container.host_launcher import PASS_VARIABLE
+from cloudtrain.backends.container.host_launcher import PASS_VARIABLE, grace_seconds
 from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.host_step import KILL, TERMINATE, TERMINATED
 from cloudtrain.backends.slurm.run_files import AttemptFiles, NodePlan, has_order
-from cloudtrain_runtime.contract import LISTENING_PORTS
+from cloudtrain_runtime.contract import GRACE_VARIABLE, LISTENING_PORTS
 
 LOST = -9
 """Exit code of a container whose host step has reported none."""
@@ -104,7 +104,10 @@ class SrunHosts:
             addresses={host: resolved[node] for node, host in placed.items()},
             # Another attempt of the job may still hold its port.
             port=LISTENING_PORTS[(job + 101 * self._folder.attempt) % len(LISTENING_PORTS)],
-            variables={PASS_VARIABLE: self._environ.get(PASS_VARIABLE, "")},
+            variables={
+                PASS_VARIABLE: self._environ.get(PASS_VARIABLE, ""),
+                GRACE_VARIABLE: str(grace_seconds(self._environ)),
+            },
         )
 
     def poll(self) -> Mapping[str, int]:

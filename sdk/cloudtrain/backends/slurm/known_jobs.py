@@ -16,6 +16,9 @@ from cloudtrain.errors import CloudtrainError
 ASK_SECONDS = 10.0
 """How old an answer may be. A run that has started or ended says so in its own files, without a question."""
 
+_PATIENCE_SECONDS = 15.0
+"""Longest time for an answer. Slurm's commands try again for longer, while somebody waits for a status."""
+
 
 @dataclass(frozen=True)
 class _Answer:
@@ -61,11 +64,16 @@ class KnownJobs:
             return answer.job
 
     def history(self, job: str) -> SlurmJob | None:
-        """Return an ended job as accounting has recorded it; None without accounting, or if it does not know the job."""
+        """Return an ended job as accounting has recorded it; None without accounting, or if it does not know the end."""
         with self._lock:
-            if job not in self._histories:
-                self._histories[job] = self.slurm.history(job)
-            return self._histories[job]
+            if job in self._histories:
+                return self._histories[job]
+            found = self.slurm.history(job)
+            if found is not None and found.ended is None:
+                # The database may know the end later than the controller.
+                return None
+            self._histories[job] = found
+            return found
 
     def _ask(self, job: str) -> _Answer:
         known = self._answers.get(job)
@@ -93,4 +101,7 @@ _CLUSTERS: dict[str, KnownJobs] = {}
 
 def known_jobs() -> KnownJobs:
     """Return what this process knows about the cluster that it uses."""
-    return _CLUSTERS.setdefault(os.environ.get("SLURM_CONF", ""), KnownJobs(Slurm()))
+    return _CLUSTERS.setdefault(
+        os.environ.get("SLURM_CONF", ""),
+        KnownJobs(Slurm(timeout_seconds=_PATIENCE_SECONDS, attempts=1)),
+    )

@@ -30,6 +30,15 @@ class End(enum.StrEnum):
     """Slurm could not start the job on its nodes."""
     FAILED = "failed"
 
+    @property
+    def is_cause(self) -> bool:
+        """Whether it says why Slurm has ended the processes, which know only that they got a signal."""
+        return self not in (End.COMPLETED, End.FAILED)
+
+
+ENDED_BY_SLURM = "Slurm ended the job"
+"""End of the reason that a batch step records when Slurm does not let it queue the job again."""
+
 
 @dataclass(frozen=True)
 class QueueState:
@@ -81,7 +90,7 @@ _WAITING = {
     "dependency": _Reason("waiting for another job that it depends on"),
     "dependencyneversatisfied": _Reason(
         "it depends on a job that did not end as required, so it never starts",
-        "cancel it: scancel {id}; then submit without --dependency",
+        "stop it, and submit it without --dependency or after the other job has succeeded",
         is_stuck=True,
     ),
     "jobhelduser": _Reason("held by its user", _RELEASE, is_stuck=True),
@@ -154,6 +163,12 @@ _WAITING = {
 }
 """By the first word of Slurm's reason in small letters."""
 
+_IN_WORDS = {
+    "job's account": _WAITING["accountnotallowed"],
+    "job's qos": _WAITING["qosnotallowed"],
+}
+"""By how a reason begins, in small letters."""
+
 _STATES = {
     "CONFIGURING": QueueState(State.STARTING, "Slurm prepares the nodes"),
     "COMPLETING": QueueState(State.STOPPING, "Slurm ends its processes"),
@@ -185,8 +200,7 @@ _STATES = {
     "TIMEOUT": QueueState(
         State.STOPPED,
         "Slurm's time limit ended the job",
-        "a longer time limit, or checkpoints (checkpoint.every), so that the run continues in another attempt",
-        End.TIME_LIMIT,
+        end=End.TIME_LIMIT,
     ),
     "DEADLINE": QueueState(
         State.STOPPED,
@@ -197,14 +211,12 @@ _STATES = {
     "PREEMPTED": QueueState(
         State.STOPPED,
         "preempted by a job of a higher priority, and not queued again",
-        "to continue it: cloudtrain resume; another partition or QOS is not preempted",
-        End.PREEMPTED,
+        end=End.PREEMPTED,
     ),
     "NODE_FAIL": QueueState(
         State.FAILED,
         "a node of the job failed, and Slurm did not queue it again",
-        "to continue it: cloudtrain resume; see: sinfo --list-reasons",
-        End.NODE_FAILED,
+        end=End.NODE_FAILED,
     ),
     "BOOT_FAIL": QueueState(
         State.FAILED,
@@ -215,8 +227,7 @@ _STATES = {
     "OUT_OF_MEMORY": QueueState(
         State.FAILED,
         "the processes used more memory than Slurm gave the job",
-        "more memory, such as slurm.sbatch: [--mem=0] for all of the node's; or smaller batches and fewer loader workers",
-        End.OUT_OF_MEMORY,
+        end=End.OUT_OF_MEMORY,
     ),
     "REVOKED": QueueState(
         State.STOPPED, "another cluster of the federation runs the job", end=End.CANCELLED
@@ -275,9 +286,15 @@ def _describe_waiting(job: SlurmJob, now: datetime) -> QueueState:
 def _waiting_reason(given: str) -> _Reason:
     """Return what a reason means, such as `ReqNodeNotAvail, UnavailableNodes:n1` with `_` or spaces."""
     # scontrol writes underscores for spaces.
-    text = given.replace("_", " ").strip(" ()")
+    text = given.replace("_", " ").strip()
+    if text.startswith("("):
+        text = text.strip("()")
     first = text.replace(",", " ").partition(" ")[0].lower()
     known = _WAITING.get(first)
+    if known is None:
+        # Slurm writes some in words, such as `Job's account not permitted to use this partition (...)`.
+        words = text.lower()
+        known = next((each for start, each in _IN_WORDS.items() if words.startswith(start)), None)
     if known is not None:
         return known
     is_limit = first.startswith(("assoc", "qos"))
@@ -303,16 +320,16 @@ def _describe_cancelled(job: SlurmJob) -> QueueState:
         return QueueState(State.STOPPED, "cancelled in Slurm (scancel)", end=End.CANCELLED)
     if job.cancelled_by == os.getuid():
         return QueueState(State.STOPPED, "cancelled by you (scancel)", end=End.CANCELLED_BY_USER)
-    who = _user_name(job.cancelled_by)
+    who = user_name(job.cancelled_by)
     return QueueState(
         State.STOPPED,
         f"cancelled by {who} (scancel)",
-        f"ask {who} why; to continue it: cloudtrain resume",
-        End.CANCELLED_BY_OTHER,
+        end=End.CANCELLED_BY_OTHER,
     )
 
 
-def _user_name(number: int) -> str:
+def user_name(number: int) -> str:
+    """Return the name of a user by the user's id."""
     try:
         return pwd.getpwuid(number).pw_name
     except (KeyError, OverflowError):

@@ -181,6 +181,13 @@ _REJECTIONS = (
         hint="see what they have: sinfo --format='%P %D %G %m %f'",
     ),
     _Rejection(
+        "partition not available",
+        ("--partition",),
+        "the partition accepts no jobs now",
+        missing="the default partition accepts no jobs now",
+        hint="another partition (see: sinfo), or ask the cluster's administrators",
+    ),
+    _Rejection(
         "partition configuration not available",
         ("--partition",),
         "the partition does not allow the job now",

@@ -12,9 +12,9 @@ FIELD = "\x1f"
 """They separate jobs and their fields in the output of squeue: names and comments may contain any printable text."""
 
 QUEUE_FORMAT = RECORD + FIELD.join(("%A", "%T", "%r", "%S", "%N", "%j", "%k")) + FIELD
-HISTORY_FIELDS = ("JobIDRaw", "State", "ExitCode", "NodeList", "JobName", "Comment")
+HISTORY_FIELDS = ("JobIDRaw", "State", "ExitCode", "End", "NodeList", "JobName", "Comment")
 
-_NONE = frozenset({"", "(null)", "N/A", "None", "Unknown", "NONE"})
+_NONE = frozenset({"", "(null)", "N/A", "None", "Unknown", "NONE", "None assigned"})
 # Their value is the rest of the line, whatever it contains.
 _REST_OF_LINE = (
     "JobName",
@@ -28,6 +28,7 @@ _REST_OF_LINE = (
     "StdOut",
     "SubmitLine",
 )
+_ACTIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETING"})
 _FIRST_LINE = re.compile(r"JobId=(\d+)(?: .*?)? JobName=(.*)")
 _DURATION = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
 # A longer one is none of Slurm's.
@@ -48,11 +49,13 @@ class SlurmJob:
         flags: What Slurm adds to the state, such as COMPLETING.
         reason: Slurm's word for why it waits or has ended, such as `Resources`; empty if there is none.
         start: When it started, or when Slurm expects the start; None if unknown.
-        nodes: Its nodes in Slurm's notation, such as `n[1-2]`.
+        ended: When it ended; None before, and from squeue.
+        nodes: Its nodes in Slurm's notation, such as `n[1-2]`; empty as long as it waits.
         restarts: How often it was requeued; None from squeue and sacct, which do not say so.
         exit_status: Exit status of the batch script; None from squeue.
         exit_signal: The signal that ended the batch script, or 0; None from squeue.
         cancelled_by: User id of who cancelled it; only sacct says so.
+        ends_by: When its time limit ends it, as long as it is active; only scontrol says so.
     """
 
     id: str
@@ -62,11 +65,13 @@ class SlurmJob:
     flags: frozenset[str] = frozenset()
     reason: str = ""
     start: datetime | None = None
+    ended: datetime | None = None
     nodes: str = ""
     restarts: int | None = None
     exit_status: int | None = None
     exit_signal: int | None = None
     cancelled_by: int | None = None
+    ends_by: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,9 @@ def parse_job(text: str) -> SlurmJob | None:
         return None
     state, flags = _split_state(fields["JobState"])
     status, signal = _exit_code(fields.get("ExitCode", ""))
+    # Of an active job, it is the end of its time limit.
+    end = parse_time(fields.get("EndTime", ""))
+    is_active = state in _ACTIVE
     return SlurmJob(
         id=match[1],
         name=match[2],
@@ -163,10 +171,12 @@ def parse_job(text: str) -> SlurmJob | None:
         flags=flags,
         reason=_text(fields.get("Reason", "")),
         start=parse_time(fields.get("StartTime", "")),
+        ended=None if is_active else end,
         nodes=_text(fields.get("NodeList", "")),
         restarts=_number(fields.get("Restarts", "")),
         exit_status=status,
         exit_signal=signal,
+        ends_by=end if is_active else None,
     )
 
 
@@ -194,7 +204,7 @@ def parse_history(text: str) -> SlurmJob | None:
         parts = line.split(FIELD)
         if len(parts) != len(HISTORY_FIELDS) or not parts[0].isdecimal():
             continue
-        job, state, code, nodes, name, comment = parts
+        job, state, code, end, nodes, name, comment = parts
         by = _CANCELLED_BY.match(state)
         word, flags = _split_state(state.partition(" ")[0])
         status, signal = _exit_code(code)
@@ -204,6 +214,7 @@ def parse_history(text: str) -> SlurmJob | None:
             comment=_text(comment),
             state=word,
             flags=flags,
+            ended=parse_time(end),
             nodes=_text(nodes),
             exit_status=status,
             exit_signal=signal,

@@ -170,8 +170,10 @@ RULES: tuple[Rule, ...] = (
         # cloudtrain/backends/slurm/queue_states.py: state OUT_OF_MEMORY.
         r"used more memory than Slurm gave the job",
         (
-            "Ask Slurm for more, such as --mem=0 in slurm.sbatch for all of a node's.",
-            *USE_LESS_HOST_MEMORY,
+            "Ask Slurm for more, such as --mem=0 in slurm.sbatch for all of a node's,",
+            for_task("or lower [train.workers], or keep less of the dataset in memory;"),
+            for_program("or use fewer DataLoader workers or a smaller dataset in memory;"),
+            "memory use that grows from step to step is a leak.",
         ),
         sources=Source.REASON,
     ),
