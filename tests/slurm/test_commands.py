@@ -255,6 +255,19 @@ def test_a_test_says_when_the_job_would_start(slurm: Cluster) -> None:
     assert slurm.run("squeue", "--noheader") == ""
 
 
+def test_a_job_may_wait_for_nodes_that_are_down(slurm: Cluster) -> None:
+    slurm.set_down("n1")
+    slurm.set_drained("n2", "n3")
+    commands = Slurm()
+    job = batch_job(slurm, "--nodes=2")
+    assert commands.test(job) is None
+    queued = commands.submit(job)
+    until(lambda: slurm.field(queued, "Reason").startswith("ReqNodeNotAvail"))
+    assert not state_of(commands, queued).is_stuck
+    with pytest.raises(RejectedOptionError, match="no nodes of the partition have"):
+        commands.submit(batch_job(slurm, "--gpus-per-node=9"))
+
+
 def test_the_cluster_is_described(slurm: Cluster) -> None:
     commands = Slurm()
     limits = {each.name: each.max_seconds for each in commands.partitions()}

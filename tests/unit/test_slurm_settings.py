@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def write_profile(text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
+
+
+def test_shared_settings_give_each_user_a_folder(tmp_path: Path) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    expected = {
+        "/fsx/$USER/cloudtrain": Path(f"/fsx/{user}/cloudtrain"),
+        "~/cloudtrain": Path.home() / "cloudtrain",
+    }
+    for written, folder in expected.items():
+        (tmp_path / "cloudtrain.toml").write_text(f'[slurm.main]\nfolder = "{written}"\n')
+        settings = load_settings({"HOME": str(tmp_path)}, job_directory=tmp_path)
+        assert settings.slurm["main"].folder == folder
 
 
 def test_a_site_has_all_of_its_values(tmp_path: Path) -> None:

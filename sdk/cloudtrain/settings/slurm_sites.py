@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pwd
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class SlurmSite:
 
     Attributes:
         name: Name of the table, as in `--site NAME`.
-        folder: Absolute path of a folder that the login node and all nodes share; runs and code are kept there.
+        folder: Absolute path of a folder of one user that the login node and all nodes share; runs and code are kept there.
         partition: Partition, or None for the cluster's default.
         account: Account that the jobs are charged to, or None for the user's default.
         qos: Quality of service, or None for the default.
@@ -200,7 +201,20 @@ def _absolute(value: object) -> str:
 
 
 def _folder(value: object) -> Path:
+    """Return a folder; `~` and `$USER` give each user of shared settings a folder of their own."""
+    if isinstance(value, str):
+        if "$USER" in value:
+            value = value.replace("$USER", _user_name())
+        if value.startswith("~/"):
+            value = str(Path(value).expanduser())
     return Path(_absolute(value))
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        raise ValueError("$USER: this machine has no name for its user; write a name") from None
 
 
 def _word(value: object) -> str:

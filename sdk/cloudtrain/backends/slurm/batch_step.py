@@ -51,8 +51,11 @@ from cloudtrain_runtime.contract import GRACE_VARIABLE
 from cloudtrain_runtime.contract.attempts import attempt_text, read_attempt
 
 _LIMIT_IS_NEAR = "the time limit of the Slurm job is near"
+_NOTICE = "Slurm asked it to save (SIGUSR1), as before a preemption"
 _REPLACED = "another attempt of this run has begun"
 _LOOK_SECONDS = 1.0
+_EARLY_SECONDS = 90.0
+"""How much earlier than asked for Slurm may signal the time limit."""
 _REACH_SECONDS = 30.0
 """Time between two records of how long an attempt has run."""
 _ANSWER_SECONDS = 600.0
@@ -207,6 +210,8 @@ class _BatchStep:
             self._reach(now)
         if self._is_stop_asked():
             return STOPPED_BY_REQUEST
+        if now < self._notice_at - _EARLY_SECONDS:
+            return _NOTICE if signal.SIGUSR1 in self._signals else ""
         return _LIMIT_IS_NEAR if self._is_limit_near(now) else ""
 
     def _is_limit_near(self, now: float) -> bool:

@@ -41,6 +41,8 @@ from cloudtrain.planning.batch_job import BatchJob
 TIMEOUT_SECONDS = 30.0
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
+_NO_NODES = "node configuration is not available"
+_OUT_OF_SERVICE = "down,drain,fail,maint,no_respond,unknown"
 _LONG_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
@@ -117,9 +119,16 @@ class Slurm:
         if exceeded is not None:
             raise exceeded
         done = self._ask(["sbatch", "--test-only", *job.arguments], job.script)
-        if done.code != 0:
-            raise reject_options(done.err, job, self)
-        return parse_expected_start(done.err)
+        if done.code == 0:
+            return parse_expected_start(done.err)
+        # The test counts nodes in service only, as during maintenance; sbatch queues a job that others can run.
+        if _NO_NODES in done.err and self._has_nodes_out_of_service():
+            return None
+        raise reject_options(done.err, job, self)
+
+    def _has_nodes_out_of_service(self) -> bool:
+        command = ["sinfo", "--noheader", f"--states={_OUT_OF_SERVICE}", "--format=%D"]
+        return any(int(count) for count in self._read(command).split())
 
     def run_step(self, arguments: Sequence[str], *, wait_seconds: int) -> str | None:
         """Run a short command on free nodes with srun; return its output, or None if no nodes are free in time.
@@ -350,7 +359,7 @@ class Slurm:
     def _no_answer(self, command: Sequence[str]) -> UnreachableError:
         times = "" if self._attempts == 1 else f"{self._attempts} attempts of "
         return UnreachableError(
-            f"{command[0]}: Slurm's controller gave no answer in {times}{self._timeout_seconds:.0f} s",
+            f"{command[0]}: Slurm's controller does not answer: nothing in {times}{self._timeout_seconds:.0f} s",
             "try again; if it lasts, ask the cluster's administrators: scontrol ping",
         )
 
