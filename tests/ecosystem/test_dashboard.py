@@ -278,6 +278,28 @@ def test_a_failed_run_shows_its_explanation(
     assert "ValueError: broken" in found.page.inner_text("pre[aria-label='Log around the failure']")
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
+def test_a_runs_page_shows_where_its_time_went(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab], width: int, scheme: str
+) -> None:
+    found = tab(width=width, scheme=scheme)
+    served = serve(home)
+    found.open(served.url)
+    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:{THREE}")
+    part = found.page.locator("#ledger-section")
+    part.locator(".kind-repeated").first.wait_for(timeout=WAIT_MILLISECONDS)
+    assert "0% of 30m was training that was kept" in part.inner_text()
+    # Each kind has its name, not its colour alone.
+    assert part.locator(".part.kind-repeated").inner_text() == "repeated"
+    assert "repeated" in part.locator("table").inner_text()
+    assert "saves and lost work took 30m of 30m (100%)" in part.inner_text()
+    bar = part.locator(".parts-bar")
+    assert bar.get_attribute("aria-label").startswith("attempt 1: start ")
+    widths = bar.evaluate("node => [...node.children].map((each) => each.offsetWidth)")
+    assert sum(widths) == pytest.approx(bar.evaluate("node => node.clientWidth"), abs=2)
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_a_sweep_is_drawn_and_leads_to_its_trials(
     home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
 ) -> None:

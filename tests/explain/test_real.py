@@ -83,6 +83,7 @@ def test_an_exception_of_one_rank(cli: Cli, boom: Boom) -> None:
         "hosts": ["algo-2"],
         "is_of_all_ranks": False,
         "last_lines": [],
+        "advice": [],
         "action": "Fix train.py:11.",
     }
     explained = cli("explain", done.json["run"]).out.splitlines()

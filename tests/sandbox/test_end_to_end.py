@@ -250,3 +250,23 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
         status["interrupted"]["metrics"]["test/loss"] == status["straight"]["metrics"]["test/loss"]
     )
     until(lambda: sandbox.keys(f"cloudtrain/{runs['interrupted']}/checkpoints/"))
+    for kind, run in runs.items():
+        ledger = cli("costs", run, "--json", environ=environment).json
+        require_exact_sums(ledger, ends[kind], status[kind])
+        seconds = {each["kind"]: each["seconds"] for each in ledger["entries"]}
+        assert (seconds["restart"] > 0) == (kind == "interrupted")
+        assert seconds["training"] > 1
+
+
+def require_exact_sums(ledger: Any, job: Any, status: Any) -> None:
+    """Compare a ledger with what AWS reports of the job: times, billed seconds and cost."""
+    entries = ledger["entries"]
+    paid = sum(each["seconds"] for each in entries if each["kind"] != "waiting")
+    assert round(paid) == job["TrainingTimeInSeconds"]
+    assert ledger["billed_seconds"] == job["BillableTimeInSeconds"]
+    if not job["EnableManagedSpotTraining"]:
+        assert round(ledger["seconds"]) == job["BillableTimeInSeconds"]
+    assert ledger["cost_usd"] == status["cost_usd"]
+    assert sum(each["usd"] for each in entries) == pytest.approx(ledger["cost_usd"], abs=0.001)
+    whole = (job["TrainingEndTime"] - job["CreationTime"]).total_seconds()
+    assert paid + ledger["waiting_seconds"] == pytest.approx(whole, abs=1)

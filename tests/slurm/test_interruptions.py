@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import Cli, until
@@ -76,6 +80,28 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(
     assert status["state"] == "SUCCEEDED", status
     assert trainings.attempts(run) == 2
     assert trainings.weights(run) == expected_weights
+    require_the_queue_is_waiting(trainings, run, status)
+
+
+def require_the_queue_is_waiting(trainings: Trainings, run: str, status: dict[str, Any]) -> None:
+    """Compare a run's ledger and phases with the recorded times of its attempts."""
+    first, second = json.loads((trainings.folder(run) / "attempts.json").read_text())
+    on_nodes = sum(each["ended"] - each["started"] for each in (first, second))
+    found = trainings.cli("costs", f"slurm:{run}", "--json").json
+    assert found["seconds"] == pytest.approx(on_nodes, abs=0.01)
+    paid = [each["seconds"] for each in found["entries"] if each["kind"] != "waiting"]
+    assert sum(paid) == pytest.approx(on_nodes, abs=0.01)
+    second_spans = found["attempts"][1]["spans"]
+    assert [each["kind"] for each in second_spans[:2]] == ["waiting", "restart"]
+    queued = second["started"] - first["ended"]
+    assert second_spans[0]["seconds"] == pytest.approx(queued, abs=0.01)
+    started = datetime.fromisoformat(status["started"]).timestamp()
+    assert started == pytest.approx(first["started"], abs=0.01)
+    (phases,) = re.findall(
+        r"^phases +(.*)$", trainings.cli("status", f"slurm:{run}").out, re.MULTILINE
+    )
+    # The first phases of many are summed up.
+    assert re.search(r"-> training \S+ -> waiting \S+ -> restarting \S+ -> training ", phases)
 
 
 def newest_step(trainings: Trainings, run: str) -> int:
@@ -84,14 +110,13 @@ def newest_step(trainings: Trainings, run: str) -> int:
 
 def test_a_lost_node_is_replaced(trainings: Trainings, expected_weights: str) -> None:
     run = trainings.submit_and_hold()
-    job = trainings.job(run)
     lost = last_node(trainings, run)
     trainings.slurm.kill_node(lost)
     status = trainings.wait_for_end(run)
     assert status["state"] == "SUCCEEDED", status
     assert trainings.attempts(run) == 2
     assert trainings.weights(run) == expected_weights
-    until(lambda: not trainings.slurm.processes(job), seconds=60)
+    until(lambda: not trainings.processes(run), seconds=60)
 
 
 def test_ranks_of_a_lost_node_save_no_more(trainings: Trainings) -> None:
@@ -103,7 +128,7 @@ def test_ranks_of_a_lost_node_save_no_more(trainings: Trainings) -> None:
     # Slurm has lost the node, and no other attempt begins.
     trainings.slurm.run("scancel", job)
     assert trainings.wait_for_end(run)["state"] == "STOPPED"
-    until(lambda: not trainings.slurm.processes(job), seconds=60)
+    until(lambda: not trainings.processes(run), seconds=60)
     newest = newest_step(trainings, run)
     time.sleep(3)
     assert newest_step(trainings, run) == newest

@@ -23,11 +23,22 @@ def explain_with_next_step(run: Run, status: Status) -> Explanation:
     lines = run.logs() if status.exit_code in (None, EXIT_RUN_FAILED) else ()
     facts = run.facts()
     found = explain_run(status, lines, facts)
+    found = dataclasses.replace(found, advice=_advise(run, status, facts))
     again = submit_again(status, found, facts)
     if again is None or run_to_continue(status, facts) is None:
         return found
     action = f"{found.action} Then begin with its checkpoint, by checkpoint.resume: {again}"
     return dataclasses.replace(found, action=action)
+
+
+def _advise(run: Run, status: Status, facts: Facts) -> tuple[str, ...]:
+    """Return what to change after a run that has ended and whose paid time was little training."""
+    from cloudtrain.runs.ledger_advice import advise
+    from cloudtrain.runs.ledger_reading import read_ledger
+
+    if not status.state.is_final:
+        return ()
+    return advise(read_ledger(run, status), facts)
 
 
 def run_to_continue(status: Status, facts: Facts) -> str | None:

@@ -30,6 +30,7 @@ from cloudtrain.console.status_fields import (
     spent_row,
     state_rows,
     step_row,
+    time_row,
     warning_rows,
 )
 from cloudtrain.console.tables import Cell, Column, print_table
@@ -137,7 +138,12 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     more = {name: progress.metrics[name] for name in _STATUS_METRICS if name in progress.metrics}
     shown = {**plain_metrics(progress.metrics), **more}
     rows += [(name, describe_metric(value)) for name, value in sorted(shown.items())]
-    seen = (step_row(status), device_row(status), checkpoint_row(status, moment))
+    seen = (
+        step_row(status),
+        device_row(status),
+        checkpoint_row(status, moment),
+        time_row(status, moment),
+    )
     rows += [row for row in seen if row is not None]
     rows += location_rows(status)
     rows += tracking_rows(status)
@@ -200,6 +206,7 @@ def explanation_rows(found: Explanation, reference: str, *, with_state: bool = T
         rows.append(("reported by", f"ranks {name_numbers(found.ranks)}{hosts}"))
     if found.action:
         rows.append(("action", found.action))
+    rows += [("advice", text) for text in found.advice]
     if found.failure is not None:
         rows.append(("full log", f"{command_name()} logs {reference}"))
     return rows

@@ -171,6 +171,18 @@ def spent_row(status: Status, now: float, *, status_time: float) -> Row | None:
     return name, ", ".join(parts)
 
 
+def time_row(status: Status, now: float) -> Row | None:
+    """Return where the time of a run went that has ended or was interrupted; None where its events are not at hand."""
+    from cloudtrain.runs.ledger import make_ledger
+    from cloudtrain.runs.ledger_reading import has_all_events
+    from cloudtrain.runs.ledger_words import status_text
+
+    if not has_all_events(status):
+        return None
+    text = status_text(make_ledger(status, now))
+    return ("time", text) if text else None
+
+
 def pool_rows(status: Status) -> list[Row]:
     """Return the rows of a status about its warm pool; none when the run has no warm pool."""
     from cloudtrain.planning.warm_pool import clock_time

@@ -103,6 +103,7 @@ class Explanation:
         last_lines: End of the log, if no rule matches any line.
         place: File and line of the job's own code that raised the exception (`train.py:12`), or None.
         is_of_all_ranks: Whether each of the run's ranks, of which there are several, printed the message.
+        advice: Why much of the paid time of a run that has ended was not training, and what to change.
     """
 
     run: str
@@ -119,6 +120,7 @@ class Explanation:
     last_lines: tuple[str, ...] = ()
     place: str | None = None
     is_of_all_ranks: bool = False
+    advice: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -480,3 +482,5 @@ def _summary_rows(found: Explanation) -> Iterator[Row]:
         yield "reported by", count(len(found.ranks), "rank")
     if found.action:
         yield "action", found.action
+    for text in found.advice:
+        yield "advice", text

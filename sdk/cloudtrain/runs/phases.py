@@ -64,17 +64,44 @@ def _seen_phases(status: Status) -> Iterator[Phase]:
     """Yield the phases that the events of a run show."""
     if status.started is None:
         return
-    progress = status.progress
-    is_script = progress.has_attempts and progress.began_at is None
-    begins: list[tuple[str, float | None]] = [("starting", status.started.timestamp())]
-    begins.append(("running" if is_script else "loading", progress.prepared_at))
-    begins.append(("training", progress.began_at))
-    begins.append(("saving", progress.finished_at))
-    known = [(name, _moment(begun)) for name, begun in begins if begun is not None]
+    known = [(name, _moment(begun)) for name, begun in _seen_begins(status) if begun is not None]
     ends: list[datetime | None] = [begun for _, begun in known[1:]]
     ends.append(status.ended)
     for (name, begun), end in zip(known, ends, strict=True):
         yield Phase(name, begun, None if end is None else max(begun, end))
+
+
+def _seen_begins(status: Status) -> Iterator[tuple[str, float | None]]:
+    """Yield names and begins of the phases that the events and the attempts of a run show, in their order."""
+    progress = status.progress
+    is_script = progress.has_attempts and progress.began_at is None
+    works = "running" if is_script else "training"
+    started = None if status.started is None else status.started.timestamp()
+    first_end = _end_of(status.attempts[:1])
+    yield "starting", started
+    yield ("running" if is_script else "loading"), _before(progress.prepared_at, first_end)
+    yield "training", _before(progress.began_at, first_end)
+    for before, attempt in itertools.pairwise(status.attempts):
+        begun = attempt.started.timestamp()
+        yield "waiting", _end_of([before])
+        yield "restarting", begun
+        trained = (each.began for each in progress.stretches if each.began >= begun)
+        yield works, _before(next(trained, None), _end_of([attempt]))
+    if status.attempts and not status.state.is_final:
+        # Its queue has not started it again yet.
+        yield "waiting", _end_of(status.attempts[-1:])
+    yield "saving", progress.finished_at
+
+
+def _end_of(attempts: Sequence[Phase]) -> float | None:
+    if not attempts or attempts[0].ended is None:
+        return None
+    return attempts[0].ended.timestamp()
+
+
+def _before(moment: float | None, end: float | None) -> float | None:
+    """Return a moment that is before the end of an attempt; else None."""
+    return None if moment is None or (end is not None and moment > end) else moment
 
 
 def _merged(phases: Sequence[Phase], now: float) -> list[PhaseTime]:

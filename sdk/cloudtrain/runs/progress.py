@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from cloudtrain.runs.stretches import FOLDED_KINDS, StepWalk, Stretches, fold_stretches
 from cloudtrain.support.web_links import web_link
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.metric_values import metric_values, step_values
@@ -68,6 +69,7 @@ class Progress:
         fresh_start: Event of a trainer that has left out a checkpoint in its folder, or None.
         prepared_at: When the first host was ready to start its ranks (seconds since the epoch), or None.
         began_at: When a Task began to train for the first time (seconds since the epoch), or None.
+        stretches: What the ranks have done from each start to their end.
     """
 
     last_step: int | None = None
@@ -104,6 +106,7 @@ class Progress:
     fresh_start: Event | None = None
     prepared_at: float | None = None
     began_at: float | None = None
+    stretches: Stretches = ()
 
     def seconds_left(self, now: float) -> float | None:
         """Return the time for the remaining steps at the rate of the last minutes; None if it is unknown.
@@ -143,6 +146,9 @@ _STALL_FACTOR = 3.0
 """The rate falls if the next step takes this many times the usual time."""
 
 
+_Fold = Callable[[Progress, Event], Progress]
+
+
 def fold_events(events: Iterable[Event], progress: Progress = Progress()) -> Progress:
     """Return the progress after a run's events, in their order.
 
@@ -154,8 +160,18 @@ def fold_events(events: Iterable[Event], progress: Progress = Progress()) -> Pro
         if kind == "step":
             progress = _fold_steps(progress, group)
         elif (fold := _FOLDS.get(kind)) is not None:
+            if kind in FOLDED_KINDS:
+                fold = _with_stretches(fold)
             progress = functools.reduce(fold, group, progress)
     return progress
+
+
+def _with_stretches(fold: _Fold) -> _Fold:
+    def both(progress: Progress, event: Event) -> Progress:
+        found = fold(progress, event)
+        return replace(found, stretches=fold_stretches(found.stretches, event))
+
+    return both
 
 
 def _fold_started(progress: Progress, event: Event) -> Progress:
@@ -199,7 +215,10 @@ def _fold_steps(progress: Progress, events: Iterable[Event]) -> Progress:
     total_steps = progress.total_steps
     attempt_step = progress.attempt_step
     falls = progress.falls
+    walk = StepWalk(progress.stretches)
     for event in events:
+        if event["event"] == "step":
+            walk.add(event)
         if progress.has_attempts and event["event"] == "step":
             falls += attempt_step is not None and event["step"] < attempt_step
             attempt_step = event["step"]
@@ -218,6 +237,7 @@ def _fold_steps(progress: Progress, events: Iterable[Event]) -> Progress:
         attempt_step=attempt_step,
         falls=falls,
         marks=marks,
+        stretches=walk.stretches,
     )
 
 
@@ -300,7 +320,7 @@ def _fold_stopped(progress: Progress, event: Event) -> Progress:
     return replace(_fold_steps(progress, (event,)), stopped={**(progress.stopped or {}), **event})
 
 
-_FOLDS: dict[str, Callable[[Progress, Event], Progress]] = {
+_FOLDS: dict[str, _Fold] = {
     "attempt": _fold_attempt,
     "started": _fold_started,
     "evaluation": lambda progress, event: replace(
@@ -331,6 +351,7 @@ _FOLDS: dict[str, Callable[[Progress, Event], Progress]] = {
     ),
     "fresh_start": lambda progress, event: replace(progress, fresh_start=event),
     "patterns": lambda progress, event: replace(progress, unmatched=tuple(event["unmatched"])),
+    "hang": lambda progress, _: progress,
     "ranks": lambda progress, event: replace(
         progress, host_ranks={**progress.host_ranks, event["host"]: event}
     ),

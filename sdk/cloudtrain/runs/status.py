@@ -162,6 +162,7 @@ class Status:
         world_size: Number of ranks, or None if unknown.
         progress: What its events report.
         artifacts: URIs of model and outputs, by name.
+        attempts: Periods for which the run had its machines, of a backend whose queue starts it again.
     """
 
     run: str
@@ -184,6 +185,7 @@ class Status:
     world_size: int | None = None
     progress: Progress = dataclasses.field(default_factory=Progress)
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    attempts: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         # The reason can quote the output of a script.
@@ -355,6 +357,8 @@ class Status:
 
     def _billed_since(self) -> datetime | None:
         """Return the start of the current billed period, or None if the run is not billed now."""
+        if self.attempts:
+            return self.attempts[-1].started
         if not self.phases:
             return self.started
         began: datetime | None = None

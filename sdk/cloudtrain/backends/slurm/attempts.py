@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from cloudtrain.runs.status import Phase
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract.json_checks import (
@@ -80,6 +82,16 @@ class Attempts:
         """Time of all attempts together."""
         return sum(each.ended - each.started for each in self.all)
 
+    def phases(self, *, continues: bool) -> tuple[Phase, ...]:
+        """Return the attempts as a status has them; with `continues` the last one has no end."""
+        found = [
+            Phase(f"attempt {each.number}", _moment(each.started), _moment(each.ended))
+            for each in self.all
+        ]
+        if found and continues:
+            found[-1] = replace(found[-1], ended=None)
+        return tuple(found)
+
     @property
     def is_stuck(self) -> bool:
         """Whether the last attempt begins from the same checkpoint as the three before it."""
@@ -87,3 +99,7 @@ class Attempts:
         return (
             len(newest) > MOST_WITHOUT_CHECKPOINT and len({each.checkpoint for each in newest}) == 1
         )
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

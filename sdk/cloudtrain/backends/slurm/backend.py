@@ -40,6 +40,7 @@ from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.billing import Billing
+from cloudtrain.runs.early_end import OUTSIDE_STOP
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
@@ -54,6 +55,9 @@ from cloudtrain_runtime.contract.redaction import redact
 
 _SUBMIT_SECONDS = 600.0
 """Longest time between the creation of a run's folder and the record of its job."""
+_ALIVE_SECONDS = 60.0
+"""Time after its last sign for which an attempt that starts counts as alive."""
+
 _SETTLE_SECONDS = 30.0
 """Time in which the record of an ended job becomes visible on other nodes."""
 _FIRST_POLL_SECONDS = 1.0
@@ -254,8 +258,13 @@ class SlurmBackend(RunFolders):
         )
 
     def status(self, run: str) -> Status:
-        """Return the present status, with the cost where the site has a price."""
+        """Return the present status, with the attempts, and the cost where the site has a price."""
         found = super().status(run)
+        attempts = Attempts.read(self.folder_of(run))
+        if attempts.all:
+            known = attempts.phases(continues=_has_nodes(found.state, attempts))
+            # The recorded start is that of the newest attempt.
+            found = replace(found, started=known[0].started, attempts=known)
         plan = self._plan(self.folder_of(run) / PLAN_FILE)
         if not plan.get("cost", {}).get("usd_per_hour"):
             return found
@@ -351,6 +360,14 @@ def _forgotten_job(folder: Path) -> SlurmJob | None:
     return found if found is not None and found.name == folder.name else None
 
 
+def _has_nodes(state: State, attempts: Attempts) -> bool:
+    """Whether the newest recorded attempt still has its nodes."""
+    if state is State.STARTING:
+        # This can be that of an attempt that has recorded nothing yet.
+        return time.time() - attempts.all[-1].ended < _ALIVE_SECONDS
+    return state in (State.RUNNING, State.STOPPING)
+
+
 def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedState:
     """Return the state of a run whose record is not final, and whose job Slurm knows.
 
@@ -365,7 +382,7 @@ def _merge(record: RecordedState, job: SlurmJob, written: float) -> RecordedStat
         if not _is_settled(record, job, written):
             return record
         why = record.reason.removesuffix(f"; {ENDED_BY_SLURM}") if record.ending else ""
-        if known.end.is_cause and "(SIGTERM)" in why:
+        if known.end.is_cause and (why.startswith(OUTSIDE_STOP) or "(SIGTERM)" in why):
             why = ""
         return record.but(
             state=record.ending or known.state,

@@ -6,8 +6,10 @@ import functools
 from datetime import UTC, datetime
 
 import click
+from click.core import ParameterSource
 
 from cloudtrain import console
+from cloudtrain.cli.completion import complete_runs
 from cloudtrain.cli.examples import Command
 from cloudtrain.cli.options import (
     check_one_selection,
@@ -24,8 +26,10 @@ from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, S
     examples={
         "cloudtrain costs --by user --since 7d": "of a week, by user",
         "cloudtrain costs --by tag:team --csv > costs.csv": "by a tag, as a table",
+        "cloudtrain costs 71810a": "where the time of a run went",
     },
 )
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_runs)
 @click.option(
     "--since",
     default="30d",
@@ -62,7 +66,10 @@ from cloudtrain.support.backend_facts import DEFAULT_BACKEND, MACHINE_BACKEND, S
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
+@click.pass_context
 def costs(
+    context: click.Context,
+    run: str | None,
     since: str,
     until: str | None,
     by: str,
@@ -76,7 +83,12 @@ def costs(
 
     Costs are billed seconds x on-demand price, of runs by the time of the submit. Prices that are unknown are named.
     A run on Slurm costs its time on the nodes x the site's usd_per_node_hour.
+
+    With RUN: what its paid time was spent for, such as start, training, repeated work and idle time.
     """
+    if run is not None:
+        _show_ledger(context, run, as_json=as_json)
+        return
     from cloudtrain.features.costs.output import print_costs, print_costs_csv
     from cloudtrain.features.costs.reading import costs as read_costs
 
@@ -91,6 +103,34 @@ def costs(
         print_costs_csv(found)
         return
     console.print_answer(found.to_json, lambda: print_costs(found), as_json=as_json)
+
+
+def _show_ledger(context: click.Context, name: str, *, as_json: bool) -> None:
+    """Show where the time and the money of one run went. The options that select runs have no meaning there."""
+    from cloudtrain.client.shortcuts import get_run
+    from cloudtrain.features.costs.ledger_output import print_ledger
+    from cloudtrain.runs.ledger_advice import advise
+    from cloudtrain.runs.ledger_reading import read_ledger
+    from cloudtrain.runs.ledger_words import ledger_json
+
+    given = [
+        each.opts[0]
+        for each in context.command.params
+        if each.name not in (None, "run", "as_json")
+        and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UserError(
+            f"{given[0]} selects the runs of a sum, and {name} is one run",
+            f"cloudtrain costs {name}, or without it: cloudtrain costs {given[0]} ...",
+        )
+    run = get_run(name)
+    with console.spinner("reading what was billed"):
+        found = read_ledger(run, run.status())
+        advice = advise(found, run.facts())
+    console.print_answer(
+        lambda: ledger_json(found, advice), lambda: print_ledger(found, advice), as_json=as_json
+    )
 
 
 @click.command(

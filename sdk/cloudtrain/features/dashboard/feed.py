@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import CloudtrainError, SettingsError
-from cloudtrain.features.dashboard.run_record import RunRecord, run_row
+from cloudtrain.features.dashboard.run_record import RunRecord, known_facts, ledger_part, run_row
 from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
@@ -60,6 +61,15 @@ class FollowedRun:
     def is_usable(self) -> bool:
         """Whether its record is current: it is read to the end, or still being read."""
         return self.is_live or not (self.error or self._is_abandoned)
+
+    def ledger(self) -> dict[str, Any]:
+        """Return where its time and money went so far, as the page shows it."""
+        facts = self._facts if self.status.state.is_final else {}
+        return ledger_part(self.status, self.record, facts)
+
+    @functools.cached_property
+    def _facts(self) -> Mapping[str, str]:
+        return known_facts(self.run)
 
     def wait_read(self, seconds: float) -> None:
         """Wait until an ended run's log is read, at most this long."""

@@ -10,13 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.client.next_step import explain_with_next_step, submit_again
+from cloudtrain.errors import CloudtrainError
 from cloudtrain.runs.comparison import known_evaluations, settings_of
-from cloudtrain.runs.history import MetricHistory, MetricValue
+from cloudtrain.runs.history import EVENT_LINES, MetricHistory, MetricValue
 from cloudtrain.runs.known_runs import job_name
+from cloudtrain.runs.ledger import make_ledger
+from cloudtrain.runs.ledger_reading import has_all_events
+from cloudtrain.runs.ledger_words import ledger_document
 from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status, status_texts
+from cloudtrain.runs.stretches import Stretches, fold_stretches
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -46,6 +51,7 @@ class RunRecord:
         self.history = MetricHistory()
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
         self.analysis: Mapping[str, Any] | None = None
+        self.stretches: Stretches = ()
         self.lines: deque[tuple[int, LogLine]] = deque(maxlen=_MOST_LINES)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
@@ -70,6 +76,8 @@ class RunRecord:
                 self.lines.append((next(self._numbers), line))
                 return
             self.history.add(event, line.time)
+            if line.host == EVENT_LINES.host:
+                self.stretches = fold_stretches(self.stretches, event)
             kind = event["event"]
             if kind == _ANALYSIS:
                 self.analysis = event
@@ -265,8 +273,29 @@ def run_document(
         "analysis": record.analysis,
         "evaluations": [each.to_json() for each in known_evaluations(run)],
         "explanation": _explanation(run, status) if status.state is State.FAILED else None,
+        "ledger": ledger_part(status, record, known_facts(run) if status.state.is_final else {}),
         "lines": record.lines_after(0, most_lines),
     }
+
+
+def ledger_part(status: Status, record: RunRecord, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return where the time and the money of a run went, as the page shows it.
+
+    Args:
+        status: Its status.
+        record: Its log so far.
+        facts: The known values of its job, for advice after its end.
+    """
+    stretches = None if has_all_events(status) else record.stretches
+    return ledger_document(make_ledger(status, time.time(), stretches), facts)
+
+
+def known_facts(run: Run) -> Mapping[str, str]:
+    """Return the known values of a run's job; none where they cannot be read."""
+    try:
+        return run.facts()
+    except CloudtrainError:
+        return {}
 
 
 def _explanation(run: Run, status: Status) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Dashboard:
         def read() -> dict[str, Any]:
             # Curves, events and log lines come from the stream of changes.
             followed = self._feed.follow(request.path_params["reference"])
-            return run_document(followed.run, RunRecord(), followed.status, followed.plan)
+            document = run_document(followed.run, RunRecord(), followed.status, followed.plan)
+            return {**document, "ledger": followed.ledger()}
 
         return await _answer(read)
 
@@ -250,6 +251,7 @@ class Dashboard:
             "texts": status_texts(followed.status, time.time()),
             "events": events,
             "analysis": record.analysis,
+            "ledger": followed.ledger(),
             "append": appended,
             "replace": replaced,
             "lines": lines,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +11,7 @@ from cloudtrain.errors import CloudtrainError
 from cloudtrain.features.rehearsal.runs import Ended, RunDriver
 from cloudtrain.features.rehearsal.shared_imports import with_shared_imports
 from cloudtrain.planning.plan import Plan
+from cloudtrain.runs.checkpoint_interval import best_interval
 from cloudtrain.runs.checkpoints import CheckpointFolder
 from cloudtrain.support.checks import Check, failed, passed
 from cloudtrain.support.notebook.summary import count
@@ -107,13 +107,9 @@ def seconds_per_step(reference: Ended) -> float | None:
 
 
 def judge_interval(plan: Plan, save_seconds: float, step_seconds: float | None) -> str:
-    """Return a sentence about `checkpoint.every`: what a failure costs, and the optimum of Young and Daly.
-
-    The optimum is sqrt(2 x duration of a save x mean time between failures). Source: J. T. Daly, "A higher order
-    estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), its first-order term (Young, 1974).
-    """
+    """Return a sentence about `checkpoint.every`: what a failure costs, and the optimum of Young and Daly."""
     failures = seconds_between_failures(plan)
-    optimum = math.sqrt(2 * max(save_seconds, 0.1) * failures)
+    optimum = best_interval(max(save_seconds, 0.1), failures)
     checkpoint = plan.config.checkpoint
     source = "Llama 3's failure rate"
     if _is_spot(plan):

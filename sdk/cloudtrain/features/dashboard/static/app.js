@@ -133,6 +133,7 @@ function applyNews(entry, news) {
   entry.status = news.status;
   entry.texts = news.texts;
   entry.analysis = news.analysis ?? entry.analysis;
+  entry.ledger = news.ledger ?? entry.ledger;
   entry.eventsChanged = news.events.length > 0;
   entry.events.push(...news.events);
   for (const [name, curve] of Object.entries(news.replace)) {

@@ -58,6 +58,26 @@ function bars(status, events, at, last) {
   return [...found, { label: "leaving", from: done.time, to: end }];
 }
 
+/** Return where the time and the money of a run went: a bar per attempt, the sum of each kind, and what to change. */
+function ledgerPart(ledger) {
+  if (!ledger?.bars.length) return [el("p", { class: "state" }, "Nothing is paid so far.")];
+  const longest = Math.max(...ledger.bars.map((bar) => bar.seconds), 1e-9);
+  const lanes = ledger.bars.map((bar) => {
+    const parts = bar.parts.map((part) => {
+      const node = el("span", { class: `part kind-${part.kind}`, title: part.text }, el("span", { class: "name" }, part.kind), el("span", { class: "letter" }, part.letter));
+      node.style.width = `${(100 * part.seconds) / longest}%`;
+      return node;
+    });
+    return el("div", { class: "lane" }, el("span", { class: "lane-label" }, bar.name, " ", el("span", { class: "muted" }, bar.text)),
+      el("div", { class: "parts-bar", role: "img", "aria-label": `${bar.name}: ${bar.parts.map((part) => part.text).join(", ")}` }, parts));
+  });
+  const letters = Object.fromEntries(ledger.bars.flatMap((bar) => bar.parts.map((part) => [part.kind, part.letter])));
+  const rows = ledger.entries.filter((entry) => entry.seconds > 0).map(({ kind }) => [
+    el("span", {}, el("span", { class: `key kind-${kind}`, "aria-hidden": "true" }, letters[kind] ?? ""), ` ${kind}`), ledger.texts[kind]]);
+  return [el("p", {}, ledger.headline), ...lanes, table("Time by kind", ["kind", "time, share of the paid time, cost"], rows),
+    facts(ledger.rows), ...ledger.advice.map((text) => el("p", { class: "warning" }, text))];
+}
+
 function titleOf(text) {
   const node = svg("title");
   node.textContent = text;

@@ -46,15 +46,16 @@ class RunView {
     this.curves = new ChartGrid("curves", { onZoom: zoom });
     this.speed = new ChartGrid("speed");
     this.head = el("div", {});
-    this.parts = Object.fromEntries(["explanation", "timeline", "evaluations", "classes", "checkpoints", "plan"].map((name) => [name, el("div", {})]));
+    this.parts = Object.fromEntries(["explanation", "timeline", "ledger", "evaluations", "classes", "checkpoints", "plan"].map((name) => [name, el("div", {})]));
     this.log = new LogView();
-    const links = [["curves-section", "Curves"], ["speed-section", "Speed"], ["timeline-section", "Timeline"], ["checkpoints-section", "Checkpoints"], ["plan-section", "Plan"], ["log-section", "Log"]];
+    const links = [["curves-section", "Curves"], ["speed-section", "Speed"], ["timeline-section", "Timeline"], ["ledger-section", "Time and money"], ["checkpoints-section", "Checkpoints"], ["plan-section", "Plan"], ["log-section", "Log"]];
     this.node = el("div", {}, this.head, this.parts.explanation,
       el("nav", { "aria-label": "Parts of this page", class: "parts" }, links.map(([id, text]) =>
         el("button", { type: "button", class: "link", click: () => document.getElementById(id)?.scrollIntoView() }, text))),
       section("curves-section", "Curves", this.curves.node),
       section("speed-section", "Speed and memory", this.speed.node),
       section("timeline-section", "Timeline", this.parts.timeline),
+      section("ledger-section", "Time and money", this.parts.ledger),
       this.parts.evaluations,
       this.parts.classes,
       section("checkpoints-section", "Checkpoints", this.parts.checkpoints),
@@ -70,6 +71,7 @@ class RunView {
     this.head.replaceChildren(this.header());
     this.curves.show(chartsOf([{ ...entry, curves: this.zoomed ?? entry.curves }]));
     this.speed.show(chartsOf([entry], { speed: true }));
+    this.parts.ledger.replaceChildren(...ledgerPart(entry.ledger));
     if (isComplete || entry.eventsChanged) {
       this.parts.timeline.replaceChildren(timeline(entry.status, entry.events));
       this.parts.checkpoints.replaceChildren(checkpointTable(entry));
