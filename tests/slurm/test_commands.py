@@ -50,7 +50,8 @@ def test_a_job_is_submitted_and_found(slurm: Cluster) -> None:
     shown = commands.job(job)
     assert shown is not None
     assert queued == same
-    assert dataclasses.replace(shown, restarts=None, exit_status=None, exit_signal=None) == queued
+    unknown = {"restarts": None, "exit_status": None, "exit_signal": None, "ends_by": None}
+    assert dataclasses.replace(shown, **unknown) == queued
     assert (queued.id, queued.name, queued.comment) == (
         job,
         "a|b JobState=COMPLETED",
