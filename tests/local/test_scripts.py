@@ -44,15 +44,17 @@ class Loader(importlib.machinery.SourceFileLoader):
             plain(self, *args, **options)
             from multiprocessing.util import Finalize
             import torch.distributed as dist
-            first = digest(self)
-            Finalize(None, write, (self, dist.get_rank(), dist.get_world_size(), first), exitpriority=0)
+            # Not the model: a group that is destroyed while a model refers to it can abort the process (pytorch#179291).
+            weights = list(self.parameters())
+            first = digest(weights)
+            Finalize(None, write, (weights, dist.get_rank(), dist.get_world_size(), first), exitpriority=0)
         module.DistributedDataParallel.__init__ = __init__
 
-def digest(model):
-    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+def digest(weights):
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in weights)).hexdigest()
 
-def write(model, rank, world_size, first):
-    record = {"world_size": world_size, "host": os.environ["SM_CURRENT_HOST"], "first": first, "last": digest(model)}
+def write(weights, rank, world_size, first):
+    record = {"world_size": world_size, "host": os.environ["SM_CURRENT_HOST"], "first": first, "last": digest(weights)}
     with open(f"{os.environ['RECORDS']}/{rank}", "x") as file:
         json.dump(record, file)
 

@@ -264,12 +264,16 @@ def test_runs_that_are_not_queued_again_say_why(
 
 
 def test_too_little_memory_is_named_with_evidence(
-    tmp_path: Path, make_runs: Callable[[Cluster], Runs], monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
+    make_runs: Callable[[Cluster], Runs],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     require_slurm()
     if (reason := missing_memory_limits()) is not None:
         pytest.skip(reason)
-    with cluster(tmp_path / "limited", 1, memory_limits=True) as slurm:
+    # The path of a socket has 107 characters at most, and a test's own folder has a long name.
+    folder = tmp_path_factory.mktemp("limited")
+    with cluster(folder, 1, memory_limits=True) as slurm:
         monkeypatch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
         runs = make_runs(slurm)
         run = runs.submit("--set", "code.env.MODE=eats", "--set", 'slurm.sbatch=["--mem=600M"]')
