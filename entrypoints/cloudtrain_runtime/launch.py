@@ -472,8 +472,8 @@ class _Stop:
         self._tree.stop_notice.touch()
         # Ranks that a notice of another host has stopped are about to end. The agent of that host waits for this one,
         # which must not be ended before them.
-        acts = self._tree.in_training_loop.exists() or self._tree.stopped_early.exists()
-        if not acts:
+        ranks_act = self._tree.in_training_loop.exists() or self._tree.stopped_early.exists()
+        if not ranks_act:
             self._terminate()
             return
         self._timer = threading.Timer(max(1.0, grace - _MARGIN_SECONDS), self._terminate)

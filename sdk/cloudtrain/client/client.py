@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cloudtrain.backends.base import Backend, make_storage_environ
 from cloudtrain.bundle import BUNDLES_FOLDER
 from cloudtrain.client.home import make_home
-from cloudtrain.client.next_step import begin_again, explain_with_next_step
+from cloudtrain.client.next_step import begin_again, explain_with_advice
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.offline import OfflineClient
 from cloudtrain.client.planning_inputs import Job, plan_job, read_job
@@ -302,7 +302,7 @@ class Client(OfflineClient):
             CloudError: AWS refused or cannot be reached.
         """
         handle = self.get_run(run)
-        return explain_with_next_step(handle, handle.status())
+        return explain_with_advice(handle, handle.status())
 
     @renamed_arguments(reference="run")
     def download(

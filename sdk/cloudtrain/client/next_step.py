@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 def explain_with_next_step(run: Run, status: Status) -> Explanation:
     """Read a run's log, and explain how it ended; the action names the way back to its checkpoint with new code."""
+    return _explain(run, status, run.facts())
+
+
+def _explain(run: Run, status: Status, facts: Facts) -> Explanation:
     from cloudtrain.failure_rules import explain_run
 
     # The log of a run that has succeeded or was stopped is not needed.
     lines = run.logs() if status.exit_code in (None, EXIT_RUN_FAILED) else ()
-    facts = run.facts()
     found = explain_run(status, lines, facts)
-    found = dataclasses.replace(found, advice=_advise(run, status, facts))
     again = submit_again(status, found, facts)
     if again is None or run_to_continue(status, facts) is None:
         return found
@@ -31,14 +33,19 @@ def explain_with_next_step(run: Run, status: Status) -> Explanation:
     return dataclasses.replace(found, action=action)
 
 
-def _advise(run: Run, status: Status, facts: Facts) -> tuple[str, ...]:
-    """Return what to change after a run that has ended and whose paid time was little training."""
+def explain_with_advice(run: Run, status: Status) -> Explanation:
+    """Explain how a run ended; of one that has ended, also say what to change where little of its paid time was training.
+
+    In an account, this reads the log of the host with the events once more.
+    """
+    facts = run.facts()
+    found = _explain(run, status, facts)
+    if not status.state.is_final:
+        return found
     from cloudtrain.runs.ledger_advice import advise
     from cloudtrain.runs.ledger_reading import read_ledger
 
-    if not status.state.is_final:
-        return ()
-    return advise(read_ledger(run, status), facts)
+    return dataclasses.replace(found, advice=advise(read_ledger(run, status), facts))
 
 
 def run_to_continue(status: Status, facts: Facts) -> str | None:

@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 
 from cloudtrain.backends.container.machine import is_disk_full
-from cloudtrain.client.client import Client
+from cloudtrain.client.next_step import explain_with_next_step
 from cloudtrain.errors import (
     CloudtrainError,
     CredentialsError,
@@ -55,11 +55,10 @@ def cause_of_error(error: Exception, home: Path) -> str:
     return full_disk(home)
 
 
-def cause_of_end(client: Client, run: Run, status: Status, home: Path, *, shares_disk: bool) -> str:
+def cause_of_end(run: Run, status: Status, home: Path, *, shares_disk: bool) -> str:
     """Return the outside cause of the end of a run, or an empty text.
 
     Args:
-        client: Reads the log.
         run: The run.
         status: Its status after its end.
         home: Folder of local runs.
@@ -72,7 +71,7 @@ def cause_of_end(client: Client, run: Run, status: Status, home: Path, *, shares
     if shares_disk and (cause := full_disk(home)):
         return cause
     try:
-        found = client.explain(run)
+        found = explain_with_next_step(run, status)
     except (CloudtrainError, OSError):
         return ""
     is_full = found.failure is FailureClass.DISK_FULL and shares_disk

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from cloudtrain_runtime.contract.events import Event
 
 _MOST = 500
-"""Most stretches that are told apart. A script can print events, too."""
+"""Most stretches that are kept: a script can print events without end."""
 
 _KEPT_SAVES = 5
 """Number of the newest checkpoints of a stretch that a restart is looked up in."""

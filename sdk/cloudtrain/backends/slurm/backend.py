@@ -7,10 +7,11 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.base import with_key
@@ -248,14 +249,7 @@ class SlurmBackend(RunFolders):
     def billing(self, run: str) -> Billing:
         """Return the time on the nodes, at the price that the site had at the submit; 0 without one."""
         folder = self.folder_of(run)
-        plan = self._plan(folder / PLAN_FILE)
-        seconds = round(Attempts.read(folder).seconds)
-        return Billing(
-            instances=plan.get("cluster", {}).get("instances", 0),
-            usd_per_hour=plan.get("cost", {}).get("usd_per_hour") or 0.0,
-            billable_seconds=seconds,
-            training_seconds=seconds,
-        )
+        return _bill(self._plan(folder / PLAN_FILE), Attempts.read(folder))
 
     def status(self, run: str) -> Status:
         """Return the present status, with the attempts, and the cost where the site has a price."""
@@ -265,10 +259,9 @@ class SlurmBackend(RunFolders):
             known = attempts.phases(continues=_has_nodes(found.state, attempts))
             # The recorded start is that of the newest attempt.
             found = replace(found, started=known[0].started, attempts=known)
-        plan = self._plan(self.folder_of(run) / PLAN_FILE)
-        if not plan.get("cost", {}).get("usd_per_hour"):
+        billing = _bill(self._plan(self.folder_of(run) / PLAN_FILE), attempts)
+        if not billing.usd_per_hour:
             return found
-        billing = self.billing(run)
         return replace(found, billable_seconds=billing.billable_seconds, cost_usd=billing.cost_usd)
 
     def record_of(self, folder: Path) -> RecordedState:
@@ -351,6 +344,16 @@ class SlurmBackend(RunFolders):
             )
             return
         self._slurm.signal(known.id, "USR2")
+
+
+def _bill(plan: Mapping[str, Any], attempts: Attempts) -> Billing:
+    seconds = round(attempts.seconds)
+    return Billing(
+        instances=plan.get("cluster", {}).get("instances", 0),
+        usd_per_hour=plan.get("cost", {}).get("usd_per_hour") or 0.0,
+        billable_seconds=seconds,
+        training_seconds=seconds,
+    )
 
 
 def _forgotten_job(folder: Path) -> SlurmJob | None:

@@ -35,6 +35,7 @@ from cloudtrain.backends.container.supervision import (
 from cloudtrain.backends.slurm.attempts import MOST_WITHOUT_CHECKPOINT, Attempts
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.hosts import SrunHosts
+from cloudtrain.backends.slurm.queue_states import ENDED_BY_SLURM
 from cloudtrain.backends.slurm.run_files import (
     STOP_FILE,
     AttemptFiles,
@@ -265,7 +266,7 @@ class _BatchStep:
         ended = final.but(
             state=State.STOPPING,
             ending=State.STOPPED,
-            reason=f"{why}; Slurm ended the job",
+            reason=f"{why}; {ENDED_BY_SLURM}",
             ended=None,
         )
         self._close()
@@ -357,7 +358,7 @@ def _has_newer_attempt(folder: JobFolder) -> bool:
 
 
 def _continues_at(folder: JobFolder) -> str:
-    """Return where the next attempt begins, as a part of a sentence; empty where nobody has said it."""
+    """Return where the next attempt begins, as a part of a sentence; empty without a checkpoint."""
     checkpoint = _former_progress(folder).checkpoint
     return "" if checkpoint is None else f"; continues from step {checkpoint.step:,}"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.node_ping import NodeReport, ping_nodes
-from cloudtrain.backends.slurm.queue_states import describe_time, user_name
+from cloudtrain.backends.slurm.queue_states import describe_time
 from cloudtrain.backends.slurm.slurm_output import Partition
 from cloudtrain.errors import CloudtrainError, UnreachableError, UserError, did_you_mean
 from cloudtrain.planning.batch_job import BatchJob
@@ -22,6 +22,7 @@ from cloudtrain.preflight.base import start_thread
 from cloudtrain.settings.slurm_sites import SlurmSite
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.checks import Check, Result, failed, passed, unknown
+from cloudtrain.support.home_folder import find_owner
 from cloudtrain.support.regular_files import read_regular
 from cloudtrain.support.units import format_duration, format_size
 
@@ -142,7 +143,7 @@ def _check_folder(site: SlurmSite) -> Iterator[Check]:
     closed = next((each for each in (nearest, folder / "runs") if _is_closed(each)), None)
     if closed is not None:
         own = f"set folder to one of your own that all nodes share ({site.origin_of('folder')})"
-        owner = user_name(closed.stat().st_uid)
+        owner = find_owner(closed)
         yield failed(name, f"{closed} belongs to {owner}, and you may not write there", own)
         return
     free = shutil.disk_usage(nearest).free

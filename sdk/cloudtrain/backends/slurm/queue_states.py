@@ -320,7 +320,7 @@ def _describe_cancelled(job: SlurmJob) -> QueueState:
         return QueueState(State.STOPPED, "cancelled in Slurm (scancel)", end=End.CANCELLED)
     if job.cancelled_by == os.getuid():
         return QueueState(State.STOPPED, "cancelled by you (scancel)", end=End.CANCELLED_BY_USER)
-    who = user_name(job.cancelled_by)
+    who = _user_name(job.cancelled_by)
     return QueueState(
         State.STOPPED,
         f"cancelled by {who} (scancel)",
@@ -328,8 +328,7 @@ def _describe_cancelled(job: SlurmJob) -> QueueState:
     )
 
 
-def user_name(number: int) -> str:
-    """Return the name of a user by the user's id."""
+def _user_name(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
     except (KeyError, OverflowError):

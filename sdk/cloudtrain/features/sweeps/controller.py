@@ -420,7 +420,6 @@ class Controller:
             return
         if not trial.reason:
             cause = cause_of_end(
-                self._reserved.client(),
                 run,
                 status,
                 self._stored.home,
