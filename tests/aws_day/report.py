@@ -149,6 +149,7 @@ def table(result: Mapping[str, Any]) -> str:
             f"differs: {each['key']}: {each['statement']}",
             f"  expected  {each['expected']}",
             f"  observed  {json.dumps(each['observed'])}",
+            *([f"  note      {each['note']}"] if "note" in each else []),
         ]
     failed = [each for each in result["trials"] if each["outcome"] == "failed"]
     if failed:

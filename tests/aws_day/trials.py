@@ -256,9 +256,10 @@ def _is_killed(bench: Bench) -> None:
     done = bench.wait(name)
     events = bench.events(name, "alive")
     term = _kind(events, "term")
-    alive = _kind(events, "alive")
     if term:
-        bench.answer("stop.grace", round(alive[-1]["time"] - term[0]["time"], 1))
+        grace = round(events[-1]["time"] - term[0]["time"], 1)
+        longest = max(after["time"] - before["time"] for before, after in pairwise(events))
+        bench.answer("stop.grace", grace, f"its longest silence was {longest:.1f} s")
     else:
         bench.answer("stop.grace", 0.0, "the container got no SIGTERM")
     bench.answer("stop.statuses", statuses(done))

@@ -20,7 +20,8 @@ from support.sandboxes import Served, serve
 
 pytestmark = [pytest.mark.processes, pytest.mark.aws]
 
-GRACE = 6
+GRACE = 20
+"""Long beside the pauses of a busy machine, in which a container prints nothing."""
 TIMES = {
     "poll": 0.5,
     "work": 4,
@@ -28,7 +29,7 @@ TIMES = {
     "limit": 60,
     "capacity": 240,
     "grace": GRACE,
-    "grace_tolerance": 2,
+    "grace_tolerance": 10,
     "end": 120,
 }
 """Waiting times for the sandbox. Nothing else differs from a day in an account."""
