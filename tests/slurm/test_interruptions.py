@@ -223,3 +223,34 @@ def test_a_limit_of_the_partition_is_a_chain(
     assert status["state"] == "SUCCEEDED", status
     assert trainings.weights(run) == expected_weights
     assert trainings.attempts(run) > 1
+
+
+def lose_again(trainings: Trainings, run: str, node: str) -> None:
+    """Lose a node in an attempt, and return it to service."""
+    attempt = trainings.attempts(run)
+    trainings.slurm.set_down(node)
+    until(lambda: trainings.status(run)["state"] == "QUEUED")
+    until(lambda: trainings.recorded(run)[attempt - 1]["lost"] == [node])
+    trainings.slurm.set_up(node)
+
+
+def test_a_node_that_was_lost_twice_is_avoided(trainings: Trainings) -> None:
+    slurm = trainings.slurm
+    run = trainings.submit("--set", "train.epochs=4000")
+    trainings.wait_for_step(run, 100)
+    job, bad = trainings.job(run), last_node(trainings, run)
+    others = [each for each in slurm.nodes if each not in trainings.nodes(run)]
+    slurm.set_drained(*others)
+    lose_again(trainings, run, bad)
+    # It would wait for ever without the bad node.
+    assert slurm.field(job, "ExcNodeList") == "(null)"
+    trainings.start_again(run)
+    assert bad in trainings.nodes(run)
+    slurm.set_up(*others)
+    lose_again(trainings, run, bad)
+    until(lambda: slurm.field(job, "ExcNodeList") == bad)
+    trainings.start_again(run)
+    assert bad not in trainings.nodes(run)
+    assert trainings.status(run)["reason"] == f"{bad} was lost in attempts 1 and 2"
+    trainings.cli("stop", f"slurm:{run}")
+    assert trainings.wait_for_end(run)["state"] == "STOPPED"

@@ -99,6 +99,22 @@ class Trainings:
     def _waits(self, run: str) -> bool:
         return self.slurm.field(self.job(run), "Reason") == "BeginTime"
 
+    def start_again(self, run: str) -> None:
+        """Wait until a run that is queued again trains, without the minutes that its job waits."""
+        until(lambda: self._waits(run))
+        number = self.attempts(run) + 1
+        self.slurm.start_now(self.job(run))
+        until(lambda: self.attempts(run) == number and self.status(run)["state"] == "RUNNING")
+
+    def recorded(self, run: str) -> list[dict[str, Any]]:
+        """Return the attempts that a run has recorded."""
+        return list(json.loads((self.folder(run) / "attempts.json").read_text()))
+
+    def nodes(self, run: str) -> list[str]:
+        """Return the nodes of the newest attempt."""
+        plan = self.folder(run) / f"attempts/{self.attempts(run)}" / "slurm" / "nodes.json"
+        return sorted(json.loads(plan.read_text())["hosts"])
+
     def attempts(self, run: str) -> int:
         """Return the number of attempts of a run."""
         return read_attempt(self.folder(run) / "attempt")

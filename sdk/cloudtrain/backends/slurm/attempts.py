@@ -1,10 +1,12 @@
-"""`attempts.json`: when each attempt of a run began, and from which checkpoint."""
+"""`attempts.json`: when each attempt of a run began, from which checkpoint, and which nodes it has lost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cloudtrain.runs.status import Phase
 from cloudtrain.support.atomic_write import write_atomically
@@ -15,6 +17,7 @@ from cloudtrain_runtime.contract.json_checks import (
     array,
     count,
     nullable,
+    text,
     timestamp,
 )
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
@@ -23,6 +26,8 @@ ATTEMPTS_FILE = "attempts.json"
 
 MOST_WITHOUT_CHECKPOINT = 3
 """Attempts in a row without a new checkpoint after which a run ends."""
+
+_BAD_LOSSES = 2
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,19 @@ class Attempt:
         started: When it began, in seconds since the epoch.
         ended: When it ended, or the last sign of it, in seconds since the epoch.
         checkpoint: Step of the newest checkpoint at its start, or None.
+        lost: Nodes that were lost while it ran.
     """
 
     number: int
     started: float
     ended: float
     checkpoint: int | None
+    lost: tuple[str, ...] = ()
 
 
 _ATTEMPT = ObjectSchema(
-    {"number": count, "started": timestamp, "ended": timestamp, "checkpoint": nullable(count)}
+    {"number": count, "started": timestamp, "ended": timestamp, "checkpoint": nullable(count)},
+    {"lost": array(text)},
 )
 
 
@@ -60,7 +68,7 @@ class Attempts:
             found = array(_ATTEMPT)(load_json(read_regular(root / ATTEMPTS_FILE)))
         except (OSError, ValueError, MismatchError):
             return cls()
-        return cls(tuple(Attempt(**each) for each in found))
+        return cls(tuple(_attempt(each) for each in found))
 
     def write(self, root: Path) -> None:
         """Record the attempts."""
@@ -77,6 +85,32 @@ class Attempts:
         *earlier, last = self.all
         return Attempts((*earlier, replace(last, ended=now)))
 
+    def lose(self, number: int, nodes: Iterable[str]) -> Attempts:
+        """Return the attempts with the nodes that one of them has lost."""
+        lost = tuple(nodes)
+        return Attempts(
+            tuple(
+                replace(each, lost=lost) if each.number == number and lost else each
+                for each in self.all
+            )
+        )
+
+    @property
+    def bad_nodes(self) -> Mapping[str, tuple[int, ...]]:
+        """The nodes that were lost in two attempts or more, with the numbers of these attempts."""
+        losses: dict[str, tuple[int, ...]] = {}
+        for each in self.all:
+            for node in each.lost:
+                losses[node] = (*losses.get(node, ()), each.number)
+        return {node: found for node, found in losses.items() if len(found) >= _BAD_LOSSES}
+
+    def describe_bad_nodes(self) -> str:
+        """Return the nodes that were lost again and again, with their attempts; empty without one."""
+        return "; ".join(
+            f"{node} was lost in attempts {' and '.join(map(str, numbers))}"
+            for node, numbers in self.bad_nodes.items()
+        )
+
     @property
     def seconds(self) -> float:
         """Time of all attempts together."""
@@ -85,7 +119,12 @@ class Attempts:
     def phases(self, *, continues: bool) -> tuple[Phase, ...]:
         """Return the attempts as a status has them; with `continues` the last one has no end."""
         found = [
-            Phase(f"attempt {each.number}", _moment(each.started), _moment(each.ended))
+            Phase(
+                f"attempt {each.number}",
+                _moment(each.started),
+                _moment(each.ended),
+                f"lost {', '.join(each.lost)}" if each.lost else "",
+            )
             for each in self.all
         ]
         if found and continues:
@@ -99,6 +138,16 @@ class Attempts:
         return (
             len(newest) > MOST_WITHOUT_CHECKPOINT and len({each.checkpoint for each in newest}) == 1
         )
+
+
+def _attempt(fields: Mapping[str, Any]) -> Attempt:
+    return Attempt(
+        fields["number"],
+        fields["started"],
+        fields["ended"],
+        fields["checkpoint"],
+        tuple(fields.get("lost", ())),
+    )
 
 
 def _moment(seconds: float) -> datetime:

@@ -259,6 +259,9 @@ class SlurmBackend(RunFolders):
             known = attempts.phases(continues=_has_nodes(found.state, attempts))
             # The recorded start is that of the newest attempt.
             found = replace(found, started=known[0].started, attempts=known)
+        bad = attempts.describe_bad_nodes()
+        if bad and not found.state.is_final:
+            found = replace(found, reason="; ".join(filter(None, (found.reason, bad))))
         billing = _bill(self._plan(self.folder_of(run) / PLAN_FILE), attempts)
         if not billing.usd_per_hour:
             return found

@@ -33,6 +33,7 @@ from cloudtrain.backends.container.supervision import (
     write_report,
 )
 from cloudtrain.backends.slurm.attempts import MOST_WITHOUT_CHECKPOINT, Attempts
+from cloudtrain.backends.slurm.bad_nodes import avoid
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.hosts import SrunHosts
 from cloudtrain.backends.slurm.queue_states import ENDED_BY_SLURM
@@ -128,11 +129,12 @@ class _BatchStep:
         self._has_stop_file = False
         self._has_replacement = False
         self._interruption: str | None = None
+        self._lost: tuple[str, ...] = ()
         # Without an answer of Slurm, its signal is the notice.
         self._notice_at = math.inf
         progress = _former_progress(folder)
         checkpoint = None if progress.checkpoint is None else progress.checkpoint.step
-        attempts = Attempts.read(folder.root)
+        attempts = self._with_lost_nodes(Attempts.read(folder.root))
         self._attempts = attempts.begin(folder.attempt, time.time(), checkpoint)
         self._grace = needed_grace(os.environ, progress)
         self._notice_at = self._find_notice_time()
@@ -271,16 +273,60 @@ class _BatchStep:
         )
         self._close()
         recorder.record(again)
+        self._record_lost_nodes()
         try:
             # The last question before the order: a cancelled job must stay cancelled.
             if self._ask(lambda: self._slurm.job_state(self._job)) == "RUNNING":
                 self._ask(self._requeue)
+                self._avoid_bad_nodes()
             else:
                 # Of a job that Slurm itself queues again, readers see the new attempt.
                 recorder.record(ended)
+                self._avoid_bad_nodes()
         except CloudtrainError as error:
             reason = f"{why}, and the job could not be queued again: {error.message}"
             recorder.record_last(final.but(state=State.STOPPED, reason=reason))
+
+    def _record_lost_nodes(self) -> None:
+        if not self._lost:
+            # Slurm itself ends an attempt one of whose nodes it has lost.
+            self._lost = self._down_nodes(os.environ["SLURM_JOB_NODELIST"])
+        self._attempts = self._attempts.lose(self._folder.attempt, self._lost)
+        with contextlib.suppress(OSError):
+            self._attempts.write(self._folder.root)
+
+    def _with_lost_nodes(self, attempts: Attempts) -> Attempts:
+        """Return the attempts with the nodes that the last one has lost together with its batch step."""
+        if not attempts.all or read_state(self._folder.root).state in (
+            State.QUEUED,
+            State.STOPPING,
+        ):
+            return attempts
+        number = attempts.all[-1].number
+        try:
+            plan = AttemptFiles(JobFolder(self._folder.root, number)).read_nodes()
+        except (OSError, ValueError):
+            return attempts
+        return attempts.lose(number, self._down_nodes(",".join(plan.hosts)))
+
+    def _down_nodes(self, nodes: str) -> tuple[str, ...]:
+        try:
+            return self._slurm.down_nodes(nodes)
+        except CloudtrainError as error:
+            print_line(f"Slurm does not say whether a node is lost: {error.message}")
+            return ()
+
+    def _avoid_bad_nodes(self) -> None:
+        """Let the next attempt avoid the nodes that were lost again and again."""
+        needed = int(os.environ["SLURM_JOB_NUM_NODES"])
+        try:
+            avoided = avoid(self._slurm, self._job, self._attempts.bad_nodes, needed=needed)
+        except CloudtrainError as error:
+            print_line(f"bad nodes are not avoided: {error.message}")
+            return
+        if avoided:
+            bad = self._attempts.describe_bad_nodes()
+            print_line(f"{bad}: the next attempt avoids {', '.join(avoided)}")
 
     def _requeue(self) -> None:
         try:
@@ -320,8 +366,8 @@ class _BatchStep:
             return "Slurm ended its processes (SIGTERM)"
         if state is State.SUCCEEDED or self._hosts is None:
             return ""
-        lost = self._find_lost_nodes()
-        return f"lost {', '.join(lost)}" if lost else ""
+        self._lost = self._find_lost_nodes()
+        return f"lost {', '.join(self._lost)}" if self._lost else ""
 
     def _find_lost_nodes(self) -> tuple[str, ...]:
         """Return the nodes of the job that are down. Of one that is silent, Slurm knows it after SlurmdTimeout."""

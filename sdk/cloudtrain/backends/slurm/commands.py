@@ -227,6 +227,17 @@ class Slurm:
         if done.code != 0:
             raise explain_failure("scontrol requeue", done.err)
 
+    def exclude(self, job: str, nodes: str) -> None:
+        """Let a job that waits get none of some nodes.
+
+        Args:
+            job: Its id.
+            nodes: All nodes that it must not get, in Slurm's notation.
+        """
+        done = self._ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}"])
+        if done.code != 0:
+            raise explain_failure("scontrol update", done.err)
+
     def _order(self, command: Sequence[str]) -> None:
         done = self._ask(command)
         if done.code != 0 and not is_about_unknown_job(done.err):

@@ -28,6 +28,7 @@ _REST_OF_LINE = (
     "StdOut",
     "SubmitLine",
 )
+_KIND = ("Partitions", "AvailableFeatures", "Gres", "CPUTot")
 _ACTIVE = frozenset({"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "COMPLETING"})
 _FIRST_LINE = re.compile(r"JobId=(\d+)(?: .*?)? JobName=(.*)")
 _DURATION = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", re.ASCII)
@@ -56,6 +57,7 @@ class SlurmJob:
         exit_signal: The signal that ended the batch script, or 0; None from squeue.
         cancelled_by: User id of who cancelled it; only sacct says so.
         ends_by: When its time limit ends it, as long as it is active; only scontrol says so.
+        excluded: Nodes that it must not get, in Slurm's notation; only scontrol says so.
     """
 
     id: str
@@ -72,6 +74,7 @@ class SlurmJob:
     exit_signal: int | None = None
     cancelled_by: int | None = None
     ends_by: datetime | None = None
+    excluded: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Node:
         state: Its state, such as IDLE or DOWN.
         is_silent: Whether it does not answer the controller.
         flags: What Slurm adds to the state, such as DRAIN.
+        kind: What jobs can ask of it: its partitions, features and resources, as text.
     """
 
     name: str
@@ -116,11 +120,18 @@ class Node:
     state: str
     is_silent: bool
     flags: frozenset[str]
+    kind: str = ""
 
     @property
     def is_down(self) -> bool:
         """Whether Slurm regards it as lost."""
         return self.state in {"DOWN", "FAIL", "ERROR"} or "DOWN" in self.flags
+
+    @property
+    def is_in_service(self) -> bool:
+        """Whether jobs start on it, now or when it is free."""
+        is_drained = bool(self.flags & {"DRAIN", "MAINT"})
+        return not (self.is_down or self.is_silent or is_drained or self.state == "UNKNOWN")
 
 
 def parse_queue(text: str) -> tuple[SlurmJob, ...]:
@@ -177,6 +188,7 @@ def parse_job(text: str) -> SlurmJob | None:
         exit_status=status,
         exit_signal=signal,
         ends_by=end if is_active else None,
+        excluded=_text(fields.get("ExcNodeList", "")),
     )
 
 
@@ -276,6 +288,7 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
                 state=state.rstrip("*"),
                 is_silent=state.endswith("*"),
                 flags=flags,
+                kind=" ".join(fields.get(each, "") for each in _KIND),
             )
         )
     return tuple(nodes)
