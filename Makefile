@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := $(shell find sdk entrypoints -type f -not -name '*.pyc') pyproject.toml
 
-.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py slurm test-gpu gpu-day gpu-bundle aws-day aws-day-options test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
+.PHONY: demo test test-all check lint types contracts unit simulate test-rehearsal ecosystem test-programs test-trl test-mlflow chromium mpi4py slurm test-gpu gpu-day gpu-bundle aws-day aws-day-options recovery-function test-gpu-trial test-oldest test-newest test-python test-capabilities test-extras audit lock release catalog-drift benchmarks docs picture reference samples clean help
 
 help:
 	@echo "make demo         train on real data with two local instances (no account needed)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-gpu     the GPU tests, on a machine with a GPU: GPU_PYTHON=python3 has its PyTorch, WHEELS=folder what is missing"
 	@echo "make gpu-day OUT=folder MINUTES=7  the GPU tests, trials of the whole product and the benchmark, on a machine with a GPU"
 	@echo "make aws-day ROLE=arn BUCKET=name REGION=us-west-2 BUDGET=10  compare what cloudtrain assumes of SageMaker with an account; DRY_RUN=1 (any value, 0 too) starts nothing"
+	@echo "make recovery-function  build the zip of the function that continues runs in an account, for infra/ (needs a network)"
 	@echo "make gpu-bundle   pack this tree and the wheels that a machine with a GPU needs besides PyTorch"
 	@echo "make test-oldest  the runtime's tests on the oldest supported PyTorch (downloads it)"
 	@echo "make test-newest  the same on the newest PyTorch (downloads gigabytes)"
@@ -80,6 +81,12 @@ docs: $(VENV)/.installed-docs
 # The animated terminal of README and the documentation's first page, from a run on this machine.
 picture: $(VENV)/.installed-all
 	$(BIN)/python docs/pictures/record_terminal.py
+
+# What `recovery_function` of infra/ names: this tree and its core dependencies, for the function's Python.
+recovery-function: $(VENV)/.installed-dev
+	@rm -rf build/recovery
+	$(PIP) wheel --no-deps --wheel-dir build/recovery .
+	$(BIN)/python infra/build_function.py build/recovery/*.whl build/recovery.zip
 
 # The pages of docs/reference that are generated from the code.
 reference: $(VENV)/.installed-all

@@ -23,7 +23,7 @@ TESTS = DOCS.parent / "tests"
 BELOW: Mapping[str, tuple[str, ...]] = {
     "how-to/tasks": ("loops", "recipes", "fine-tuning", "evaluation", "numerics"),
     "how-to/job-file": ("code", "secrets"),
-    "how-to/checkpoints": ("checkpoint-traps", "resume"),
+    "how-to/checkpoints": ("checkpoint-traps", "resume", "recover"),
     "how-to/rehearse": ("rehearse-in-ci",),
     "how-to/debugging": ("../reference/errors",),
     "reference/job-yaml": ("request",),

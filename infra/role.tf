@@ -58,7 +58,7 @@ data "aws_iam_policy_document" "execution" {
     effect  = "Deny"
     actions = ["s3:DeleteObject", "s3:PutObject"]
     resources = concat(
-      [for folder in ["code", "packages", "queues", "requests", "sweeps"] : "${local.objects}/${folder}/*"],
+      [for folder in ["chains", "code", "packages", "queues", "requests", "sweeps"] : "${local.objects}/${folder}/*"],
       [for file in ["config/run.json", "plan.json"] : "${local.objects}/*/${file}"],
     )
   }

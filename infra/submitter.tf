@@ -43,12 +43,17 @@ locals {
     }
   ]...)
 
+  reserved_capacities = "arn:${local.partition}:sagemaker:${local.region}:${local.account}:reserved-capacity/*"
+
   submitter_role_arns = [for name in var.submitter_roles : "arn:${local.partition}:iam::${local.account}:role/${name}"]
 }
 
-data "aws_iam_policy_document" "submit" {
+# What a job must be like, by the action that creates it. The function in recovery.tf has the same limits.
+data "aws_iam_policy_document" "creations" {
+  for_each = toset(["CreateHyperParameterTuningJob", "CreateTrainingJob"])
+
   dynamic "statement" {
-    for_each = local.creations
+    for_each = { for sid, creation in local.creations : sid => creation if creation.action == each.key }
     content {
       sid       = statement.key
       actions   = ["sagemaker:${statement.value.action}"]
@@ -106,6 +111,12 @@ data "aws_iam_policy_document" "submit" {
       }
     }
   }
+}
+
+data "aws_iam_policy_document" "submit" {
+  source_policy_documents = [
+    for action in ["CreateTrainingJob", "CreateHyperParameterTuningJob"] : data.aws_iam_policy_document.creations[action].json
+  ]
 
   # AWS decides about a plan's job on three kinds of resources. The limits of the job are those of the statements above:
   # without the right to create the job itself, this one allows nothing. The names of reserved capacities are random.
@@ -114,7 +125,7 @@ data "aws_iam_policy_document" "submit" {
     content {
       sid       = "UseTrainingPlans"
       actions   = ["sagemaker:CreateTrainingJob"]
-      resources = concat(tolist(var.training_plans), ["arn:${local.partition}:sagemaker:${local.region}:${local.account}:reserved-capacity/*"])
+      resources = concat(tolist(var.training_plans), [local.reserved_capacities])
     }
   }
 

@@ -417,6 +417,17 @@ variable "notify_topics" {
   }
 }
 
+variable "recovery_function" {
+  description = "Zip with the code of the function that continues runs with `limits.recover` in the account; `make recovery-function` builds it. `null` creates no function."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.recovery_function == null ? true : fileexists(var.recovery_function)
+    error_message = "recovery_function must be the path of the zip that `make recovery-function` builds."
+  }
+}
+
 variable "lustre" {
   description = "File system with the objects below `<prefix>/<folder>/` in the bucket. `null` creates none."
   type = object({
@@ -437,7 +448,7 @@ variable "lustre" {
   }
 
   validation {
-    condition     = var.lustre == null ? true : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", var.lustre.folder)) && !contains(["code", "queues", "requests", "sweeps"], var.lustre.folder)
-    error_message = "lustre.folder must be one name, and none of code, queues, requests and sweeps, which cloudtrain uses."
+    condition     = var.lustre == null ? true : can(regex("^[A-Za-z0-9][A-Za-z0-9._-]*$", var.lustre.folder)) && !contains(["chains", "code", "queues", "requests", "sweeps"], var.lustre.folder)
+    error_message = "lustre.folder must be one name, and none of chains, code, queues, requests and sweeps, which cloudtrain uses."
   }
 }

@@ -71,6 +71,10 @@ run "defaults" {
     condition     = length(aws_cloudwatch_event_rule.notify) == 0
     error_message = "Rules for topics must be created only on request."
   }
+  assert {
+    condition     = length(aws_lambda_function.recovery) + length(aws_cloudwatch_event_target.recovery) + length(aws_iam_role.recovery) == 0
+    error_message = "The function must be created only on request."
+  }
 }
 
 run "chosen_zones" {
@@ -205,6 +209,38 @@ run "notifications" {
   }
 }
 
+run "recovery" {
+  command = plan
+
+  variables {
+    recovery_function = "main.tf"
+  }
+
+  # The pattern has the role's ARN, which a plan does not know.
+  override_resource {
+    target          = aws_iam_role.execution
+    override_during = plan
+    values          = { arn = "arn:aws:iam::123456789012:role/cloudtrain-execution" }
+  }
+
+  assert {
+    condition     = jsondecode(aws_cloudwatch_event_rule.recovery_ended[0].event_pattern).detail.TrainingJobStatus == ["Completed", "Failed", "Stopped"]
+    error_message = "The function must be called for each end of a job."
+  }
+  assert {
+    condition     = keys(aws_cloudwatch_event_target.recovery) == keys(aws_lambda_permission.recovery)
+    error_message = "Both rules must call the function, and only they may."
+  }
+  assert {
+    condition     = aws_lambda_function.recovery[0].timeout < 300
+    error_message = "A call must end before its lock expires."
+  }
+  assert {
+    condition     = aws_cloudwatch_log_group.recovery[0].retention_in_days == 90
+    error_message = "The log must expire."
+  }
+}
+
 run "mistakes_are_refused" {
   command = plan
 
@@ -239,6 +275,7 @@ run "mistakes_are_refused" {
     budget_forecast_percent = [-1]
     overlong_hours          = 0.5
     notify_topics           = ["training"]
+    recovery_function       = "no-such.zip"
     lustre                  = { capacity_gib = 1000, throughput_mb_per_tib = 100, folder = "code" }
   }
 
@@ -273,6 +310,7 @@ run "mistakes_are_refused" {
     var.budget_forecast_percent,
     var.overlong_hours,
     var.notify_topics,
+    var.recovery_function,
     var.lustre,
   ]
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.client.shortcuts import list_runs as list_runs
     from cloudtrain.client.shortcuts import logs as logs
     from cloudtrain.client.shortcuts import plan as plan
+    from cloudtrain.client.shortcuts import recover as recover
     from cloudtrain.client.shortcuts import resume as resume
     from cloudtrain.client.shortcuts import status as status
     from cloudtrain.client.shortcuts import stop as stop
@@ -71,7 +72,7 @@ _NAMES = {
     "client.observer": "Observer",
     "client.shortcuts": (
         "check checkpoint_folder compare download explain files get_run list_runs logs plan "
-        "resume status stop submit validate"
+        "recover resume status stop submit validate"
     ),
     "errors": "CloudError CloudtrainError RunNotFoundError SettingsError SpecError UserError",
     "features.costs.reading": "costs",

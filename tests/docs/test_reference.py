@@ -16,11 +16,11 @@ import cloudtrain
 import cloudtrain_runtime
 from cloudtrain import Run, Settings, State, Status
 from cloudtrain.console.runs import print_logs_json
+from cloudtrain.controllers.budget import Budget
 from cloudtrain.failure_rules import Explanation
 from cloudtrain.features.serving import Deployment, Endpoint, EndpointOptions
 from cloudtrain.features.serving.endpoint_request import make_requests
 from cloudtrain.features.sweeps import SweepState, SweepStatus, Trial, TrialState
-from cloudtrain.features.sweeps.trial import Budget
 from cloudtrain.runs.checkpoints import SavedCheckpoint
 from cloudtrain.runs.downloads import Download
 from cloudtrain.runs.file_transfer import CopiedFile

@@ -27,7 +27,7 @@ def test_apply_creates_and_destroy_removes_everything(
     resources = applied[root]["resources"]
     with capsys.disabled():
         print(f"\n{root}: {len(resources)} resources created and destroyed")
-    assert len(resources) == {"module": 56, "minimal": 47, "existing-vpc": 33}[root]
+    assert len(resources) == {"module": 66, "minimal": 47, "existing-vpc": 33}[root]
     assert applied[root]["left"] == []
 
 

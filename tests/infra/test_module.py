@@ -43,7 +43,7 @@ def test_plans_are_as_asserted(terraform: Terraform, module: Path) -> None:
     """`terraform test` validates first, then plans with a mock provider."""
     done = terraform.run(module, "test", "-no-color", fails=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed, 0 failed" in done.stdout
+    assert "10 passed, 0 failed" in done.stdout
 
 
 def test_tables_of_the_readme_are_up_to_date() -> None:

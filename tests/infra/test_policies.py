@@ -68,6 +68,7 @@ IDENTITY_POLICIES = (
 PLACES = [
     *((root, kind, name) for kind, name in IDENTITY_POLICIES for root in ROOTS),
     ("module", "aws_iam_policy", "deploy"),  # the examples do not allow endpoints
+    ("module", "aws_iam_role_policy", "recovery"),  # nor have they the function
 ]
 MANAGED_CHARACTERS = 6144
 INLINE_CHARACTERS = 10240
@@ -118,10 +119,12 @@ def test_every_role_trusts_one_service_for_this_account(applied: dict[str, Any],
         assert statement["Action"] == "sts:AssumeRole"
         assert statement["Condition"] == {"StringEquals": {"aws:SourceAccount": "123456789012"}}
         trusted[role["name"].partition("-")[2].removeprefix("training-")] = statement["Principal"]
+    function = {"recovery": {"Service": "lambda.amazonaws.com"}}
     assert trusted == {
         "execution": {"Service": "sagemaker.amazonaws.com"},
         "overlong": {"Service": "states.amazonaws.com"},
         "starts-overlong": {"Service": "events.amazonaws.com"},
+        **(function if root == "module" else {}),
     }
 
 
@@ -145,6 +148,7 @@ def test_a_job_reads_code_and_never_writes_it(applied: dict[str, Any]) -> None:
     theirs = (
         "*/config/run.json",
         "*/plan.json",
+        "chains/*",
         "code/*",
         "packages/*",
         "queues/*",
@@ -394,3 +398,63 @@ def test_event_rules_match_jobs_of_this_role(applied: dict[str, Any]) -> None:
             "SecondaryStatus": ["Training"],
         },
     }
+
+
+def test_only_two_rules_of_this_account_call_the_function(applied: dict[str, Any]) -> None:
+    resources = applied["module"]["resources"]
+    function = one_of_type(resources, "aws_lambda_function")
+    targets = of_type(resources, "aws_cloudwatch_event_target", "recovery")
+    assert {each["arn"] for each in targets} == {function["arn"]}
+    rules = {
+        each["arn"]: each
+        for each in of_type(resources, "aws_cloudwatch_event_rule")
+        if each["name"] in {target["rule"] for target in targets}
+    }
+    patterns = [json.loads(each["event_pattern"] or "{}") for each in rules.values()]
+    ended = [each["detail"] for each in patterns if each]
+    assert ended == [
+        {
+            "RoleArn": [applied["module"]["outputs"]["role"]],
+            "TrainingJobStatus": ["Completed", "Failed", "Stopped"],
+        }
+    ]
+    assert {each["schedule_expression"] or "" for each in rules.values()} == {"", "rate(5 minutes)"}
+    allowed = of_type(resources, "aws_lambda_permission")
+    assert {each["source_arn"] for each in allowed} == set(rules)
+    for each in allowed:
+        assert each["principal"] == "events.amazonaws.com"
+        assert each["source_account"] == "123456789012"
+    assert of_type(resources, "aws_lambda_function_url") == []
+
+
+def test_the_function_has_the_settings_of_submitters(applied: dict[str, Any]) -> None:
+    outputs = applied["module"]["outputs"]
+    function = one_of_type(applied["module"]["resources"], "aws_lambda_function")
+    (environment,) = function["environment"]
+    given = {
+        name.removeprefix("CLOUDTRAIN_").lower(): value
+        for name, value in environment["variables"].items()
+    }
+    own = {"home": "/tmp", "transport": "boto3"}  # noqa: S108 (what Lambda lets a function write to)
+    settings = {name: value for name, value in outputs.items() if name not in ("lustre", *own)}
+    expected = {
+        name: ",".join(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+    }
+    assert given == {**expected, **own}
+
+
+def test_the_function_may_create_what_submitters_may(applied: dict[str, Any]) -> None:
+    """Its jobs have the same limits, and it can neither tune, tag, read nor delete anything else."""
+    resources = applied["module"]["resources"]
+    theirs = policy_of(resources, "aws_iam_policy", "submit")["Statement"]
+    own = policy_of(resources, "aws_iam_role_policy", "recovery")["Statement"]
+    creating = [each for each in theirs if each["Action"] == "sagemaker:CreateTrainingJob"]
+    assert [each for each in own if each["Action"] == "sagemaker:CreateTrainingJob"] == creating
+    actions = {action for each in own for action in as_list(each["Action"])}
+    assert not [each for each in actions if "Delete" in each or "Tuning" in each]
+    written = statement(applied, "module", "aws_iam_role_policy", "recovery", "Write")["Resource"]
+    base = f"arn:aws:s3:::{applied['module']['outputs']['bucket']}/cloudtrain"
+    assert sorted(written) == [
+        f"{base}/{each}" for each in ("*/config/run.json", "*/plan.json", "chains/*", "requests/*")
+    ]

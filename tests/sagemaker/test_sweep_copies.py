@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.jobs import EXAMPLES
 
-from cloudtrain.controllers.shared_folder import SharedFolder
+from cloudtrain.controllers.shared_folder import LockedError, LostError, SharedFolder
 from cloudtrain.errors import UserError
 from cloudtrain.features.sweeps.loader import load_sweep
 from cloudtrain.features.sweeps.shared_copy import SharedSweeps
@@ -99,3 +99,69 @@ def test_a_lock_whose_answer_was_lost_is_held(
     put_lock(copy, f"{socket.gethostname()}/{os.getpid()}/aa")
     with copy.lock():
         assert not copy.is_lost
+
+
+def write_state(folder: Path, content: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    file = folder / "sweep.db"
+    file.write_bytes(content)
+    return file
+
+
+def test_a_controller_that_slept_stores_no_state(copy: SharedFolder, tmp_path: Path) -> None:
+    first = write_state(tmp_path / "first", b"1")
+    assert not copy.fetch_state(first)
+    copy.store_state(first)
+    other = SharedFolder(copy.s3, copy.uri, "sweep")
+    second = write_state(tmp_path / "second", b"")
+    assert other.fetch_state(second)
+    assert second.read_bytes() == b"1"
+    other.store_state(write_state(tmp_path / "second", b"2"))
+    with pytest.raises(LostError, match="another controller has taken over this sweep"):
+        copy.store_state(write_state(tmp_path / "first", b"3"))
+    assert copy.is_lost
+    # What it has recorded is replaced by what the other one has stored.
+    assert copy.fetch_state(first)
+    assert first.read_bytes() == b"2"
+
+
+def test_a_state_whose_answer_was_lost_is_stored(copy: SharedFolder, tmp_path: Path) -> None:
+    """boto3 sends the write again, and S3 refuses it because of the first one."""
+    file = write_state(tmp_path / "first", b"1")
+    copy.fetch_state(file)
+    copy.store_state(file)
+    before = copy.state_etag
+    copy.state_etag = None
+    copy.store_state(file)
+    assert copy.state_etag == before
+    copy.store_state(write_state(tmp_path / "first", b"2"))
+
+
+def test_environments_of_a_function_are_machines(
+    copy: SharedFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them can have the same host name, so a process id says nothing about another one."""
+    monkeypatch.setenv("AWS_LAMBDA_LOG_STREAM_NAME", "2026/11/21/[$LATEST]one")
+    put_lock(copy, f"{socket.gethostname()}/999999999/aa")
+    with pytest.raises(LockedError), copy.lock():
+        pass
+    put_lock(copy, "2026-11-21-[$LATEST]two/999999999/aa")
+    with pytest.raises(LockedError), copy.lock():
+        pass
+    put_lock(copy, "2026-11-21-[$LATEST]one/999999999/aa")
+    with copy.lock():
+        assert not copy.is_lost
+
+
+def test_a_request_to_stop_reaches_the_holder(
+    copy: SharedFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("cloudtrain.controllers.shared_folder._RENEW_SECONDS", 0.05)
+    file = tmp_path / "stop"
+    with copy.lock(file):
+        assert not file.exists()
+        copy.s3.put_object(
+            Bucket="cloudtrain-test", Key=f"cloudtrain/sweeps/{SWEEP}/stop", Body=b""
+        )
+        while not file.exists():
+            pass

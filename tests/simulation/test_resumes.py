@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import zlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,45 +16,18 @@ from cloudtrain.client.client import Client
 from cloudtrain.errors import CloudError, RunNotFoundError, UserError
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State
-from cloudtrain.support.s3_uri import split_uri
-from cloudtrain_runtime.contract import RunConfig
-from cloudtrain_runtime.contract.manifest import Manifest, StoredFile, checkpoint_folder_name
 from simulation.network import Faults, Network
-from simulation.services import FINAL, Account, StoredObject
+from simulation.services import FINAL, Account
+from simulation.trainings import JOB, STEPS, TASK, Trainings
 from simulation.world import Actor, World
 
 HOUR = 3600.0
 BOTO3 = replace(SETTINGS, transport="boto3")
-STEPS = 100
 QUEUE_SECONDS = 1_000.0
 """Longer than a client tries one call again."""
-JOB = f"""\
-name: demo
-code: {{task: "mine:Mine"}}
-cluster: {{instance_type: ml.g5.2xlarge}}
-train: {{steps: {STEPS}, batch_size: 4}}
-checkpoint: {{every: 5 steps}}
-"""
-TASK = """\
-from cloudtrain_runtime import Task
-
-class Mine(Task):
-    def model(self): ...
-    def datasets(self): ...
-    def loss(self, model, batch): ...
-"""
 
 
 pytestmark = pytest.mark.usefixtures("account")
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint of a job: when it is complete, its step and its folder's key."""
-
-    time: float
-    step: int
-    key: str
 
 
 class Resumes:
@@ -68,16 +40,13 @@ class Resumes:
         self.account.buckets["bucket"] = {}
         lost, unanswered, refused = (chance.choice([0.0, 0.02, 0.1]) for _ in range(3))
         Network(self.world, self.account, Faults(lost, unanswered, refused, outage=0.2))
-        self._carry = self.world.network
-        self.world.network = self._carry_later
+        self.trainings = Trainings(self.world, self.account)
         folder.mkdir()
         (folder / "mine.py").write_text(TASK)
         self._job = folder / "job.yaml"
         self._job.write_text(JOB)
-        self._coming: list[Saved] = []
-        self.newest: dict[str, int] = {}
-        """The last step that each run has saved so far."""
-        self.faults: list[str] = []
+        self.newest = self.trainings.newest
+        self.faults = self.trainings.faults
         self.reached = ""
         """The last run that the user knows: a shell's history keeps it when the process is killed."""
         self.world.start("user", self._use)
@@ -161,15 +130,10 @@ class Resumes:
     def _train(self, name: str) -> list[tuple[float, str, str]]:
         """Begin at the step that the container would find, save checkpoints, and fail or complete."""
         self._note_two_at_a_time(name)
-        config = self._config_of(name)
-        begin, chance = self._first_step(config), self.world.chance
+        begin, chance = self.trainings.first_step(name), self.world.chance
         last = chance.choice([begin + 3, begin + 25, begin + 40, STEPS])
         seconds = chance.choice([10.0, 60.0])
-        _, key = split_uri(config.checkpoint.uri)
-        for step in range(begin + 5, min(last, STEPS) + 1, 5):
-            time = self.world.now + QUEUE_SECONDS + seconds * (step - begin)
-            folder = f"{key}/{checkpoint_folder_name(step, _attempt(name))}"
-            self._coming.append(Saved(time, step, f"{name}:{folder}"))
+        self.trainings.save_every_fifth(name, begin, last, seconds, QUEUE_SECONDS)
         end = "Completed" if last >= STEPS else "Failed"
         return [
             (0, "InProgress", "Starting"),
@@ -183,72 +147,12 @@ class Resumes:
             if status not in FINAL or moment > self.world.now:
                 self.faults.append(f"{name} beside {other}")
 
-    def _config_of(self, name: str) -> RunConfig:
-        (body,) = (
-            found.body
-            for key, found in self.account.buckets["bucket"].items()
-            if key.endswith(f"{name}/config/run.json")
-        )
-        return RunConfig.from_json(body.decode())
-
-    def _first_step(self, config: RunConfig) -> int:
-        """Return the newest complete step that the job resumes from, and compare it with what has been saved."""
-        wanted = config.checkpoint.resume
-        place = config.checkpoint.uri if wanted == "auto" else wanted
-        _, key = split_uri(place)
-        found = [
-            int(match[1])
-            for name in self.account.buckets["bucket"]
-            if name.startswith(key)
-            and (match := re.search(r"step-(\d+)[^/]*/manifest.json$", name))
-        ]
-        step = max(found, default=0)
-        newest = max(self.newest.values(), default=0)
-        if step != newest:
-            self.faults.append(f"{config.run} begins at step {step}, and step {newest} is saved")
-        return step
-
-    def _carry_later(self, sent: Any) -> Any:
-        """Let the jobs save what is due, and carry a request."""
-        for saved in [each for each in self._coming if each.time <= self.world.now]:
-            self._coming.remove(saved)
-            self._save(saved)
-        assert self._carry is not None
-        return self._carry(sent)
-
-    def _save(self, saved: Saved) -> None:
-        run, _, key = saved.key.partition(":")
-        config = self._config_of(run)
-        objects, now = self.account.buckets["bucket"], self.world.now
-        manifest = Manifest(
-            run=run,
-            attempt=_attempt(run),
-            step=saved.step,
-            time=saved.time,
-            world_size=1,
-            mesh={},
-            rng={},
-            torch="2.13.0",
-            code="",
-            request="",
-            state={"data": {"epoch": 0}},
-            files={"__0_0.distcp": StoredFile(3, (0,))},
-            training=dict(config.training),
-        )
-        objects[f"{key}/__0_0.distcp"] = StoredObject(b"123", now)
-        objects[f"{key}/manifest.json"] = StoredObject(manifest.to_json().encode(), now)
-        self.newest[run] = saved.step
-
     def check(self) -> None:
         """Check that no two jobs ran at a time, that each began where one had ended, and that the last has completed."""
         assert not self.faults, self.faults
         assert self.reached in self.account.jobs
         assert self.account.jobs[self.reached].schedule[-1][1] == "Completed"
         assert self.newest[self.reached] == STEPS
-
-
-def _attempt(run: str) -> str:
-    return f"{zlib.crc32(run.encode()):08x}"
 
 
 @pytest.mark.parametrize("seeds", seed_blocks(10, 5), ids=str)

@@ -16,14 +16,18 @@ from support.terraform import KEY_OF_DATA
 POLICIES = Path(__file__).parents[1] / "infra" / "policies.json"
 
 EXECUTION, SUBMIT, LOOK, DEPLOY = "execution", "submit", "look", "deploy"
-IDENTITY = (EXECUTION, SUBMIT, LOOK, DEPLOY)
-"""Policies of identities: the execution role, the two policies of submitters, and that of those who deploy models."""
+RECOVERY = "recovery"
+IDENTITY = (EXECUTION, SUBMIT, LOOK, DEPLOY, RECOVERY)
+"""Policies of identities: the execution role, the two policies of submitters, that of those who deploy models, and the
+role of the function that continues runs.
+"""
 
 _RESOURCES = {
     EXECUTION: ("aws_iam_role_policy", "execution"),
     SUBMIT: ("aws_iam_policy", "submit"),
     LOOK: ("aws_iam_policy", "look"),
     DEPLOY: ("aws_iam_policy", "deploy"),
+    RECOVERY: ("aws_iam_role_policy", "recovery"),
     "bucket": ("aws_s3_bucket_policy", "this"),
     "key": ("aws_kms_key", "this"),
     "s3_endpoint": ("aws_vpc_endpoint", "s3"),

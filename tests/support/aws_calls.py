@@ -24,8 +24,9 @@ from typing import Any
 
 RECORD = Path(__file__).parents[1] / "infra" / "calls.json"
 RAW_FILE = "calls.jsonl"
-CLIENT, CONTAINER, SERVICE = "client", "container", "service"
-"""Callers: the SDK and the command line; the runtime in the container; SageMaker, which the sandbox replaces."""
+CLIENT, CONTAINER, SERVICE, FUNCTION = "client", "container", "service", "function"
+"""Callers: the SDK and the command line; the runtime in the container; SageMaker, which the sandbox replaces; the
+function that continues chains in the account."""
 
 _FOLDERS = ("sandbox", "sagemaker", "runtime", "local", "explain", "docs", "infra", "unit")
 _RUN = r"[a-zA-Z0-9](?:-*[a-zA-Z0-9])*-(?:\d{6}-\d{6}-[0-9a-f]{6}|[0-9a-f]{10}(?:-\d+)?(?:-\d{3}-[0-9a-f]{8})?)"
@@ -116,6 +117,8 @@ def _merge(one: Call | None, other: Call) -> Call:
 def read_raw(raw: Raw) -> Iterator[Call]:
     """Yield the calls of one log line: one for each resource, none for internal calls of the sandbox."""
     caller = _caller(raw)
+    if raw["program"][0] == "lambda_runtime.py":
+        caller = FUNCTION, "recover"
     if caller is None or (raw["service"], raw["operation"]) in _NOT_GRANTED:
         return
     who, part = caller
@@ -196,7 +199,7 @@ _COMMANDS = {
         "plan",
         "prices",
     ),
-    *("compare", "costs", "deploy", "evaluate", "report", "serve", "sweep", "undeploy"),
+    *("compare", "costs", "deploy", "evaluate", "recover", "report", "serve", "sweep", "undeploy"),
     *("resume", "sandbox", "schema", "status", "stop", "submit", "validate"),
 }
 _VERBS = {
@@ -216,6 +219,7 @@ _VERBS = {
     r"checkpoint": "checkpoints",
     r"\.(status|has|_describe|describe|_look|_state)\b": "status",
     r"cloudtrain\.sweeps\.": "sweep",
+    r"features\.recovery|account_chains|shared_folder": "recover",
 }
 
 
@@ -277,6 +281,7 @@ _LAYOUT = {
     r"(^|/)packages/": "packages/*",
     r"(^|/)queues/": "queues/*",
     r"(^|/)sweeps/": "sweeps/*",
+    r"(^|/)chains/": "chains/*",
     rf"(^|/){_RUN}/config/run\.json$": "{run}/config/run.json",
     rf"(^|/){_RUN}/config(/|$)": "{run}/config/*",
     rf"(^|/){_RUN}/plan\.json$": "{run}/plan.json",

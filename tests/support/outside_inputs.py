@@ -193,6 +193,13 @@ SOURCES = (
         ),
     ),
     Source(
+        "runs of several attempts: `chain.json`, `job.json`, their copies in S3",
+        "who can write to the home; who can write to the bucket",
+        "ids of runs, finite times and amounts; the job as a job file",
+        "tests/unit/test_chains.py::test_a_damaged_record_hides_no_run",
+        (f"{_S}/runs/attempt_chain.py", f"{_S}/features/recovery/service.py"),
+    ),
+    Source(
         "archives: bundles, models, outputs",
         "the job's code; who can write to the bucket",
         "regular files below the folder; `download --unpack` at most 1 GiB or a hundred times the archive",

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from support.applied_policies import DEPLOY, EXECUTION, IDENTITY, LOOK, SUBMIT, AppliedPolicies
-from support.aws_calls import CLIENT, Call, read_record
+from support.applied_policies import (
+    DEPLOY,
+    EXECUTION,
+    IDENTITY,
+    LOOK,
+    RECOVERY,
+    SUBMIT,
+    AppliedPolicies,
+)
+from support.aws_calls import CLIENT, FUNCTION, Call, read_record
 from support.iam_policy import Decision, Document, Grant, Request, decide, granting, grants
 from support.required_actions import requests_of
 
@@ -78,10 +86,23 @@ REASONS = (
     Reason(EXECUTION, "WriteMlflowArtifacts", "container: MLflow's client writes the plan"),
     Reason(EXECUTION, "LogInToRegistry", "SageMaker: pulls the image"),
     Reason(EXECUTION, "PullImage", "SageMaker: pulls the image"),
+    Reason(RECOVERY, "UseTrainingPlans", "SageMaker: a job of a training plan uses its capacity"),
+    Reason(RECOVERY, "RenewCode", "function: uploads code again that is older than 30 days"),
+    Reason(
+        RECOVERY,
+        "FollowJobs",
+        "function: looks whose a job is whose creation had no response",
+        ("sagemaker:ListTags",),
+    ),
+    Reason(RECOVERY, "WriteItsLog", "Lambda: writes what the function prints"),
     Reason(EXECUTION, "LookAtNetwork", "SageMaker: network interfaces of the hosts"),
     Reason(EXECUTION, "MakeInterfacesInSubnets", "SageMaker: network interfaces of the hosts"),
     Reason(EXECUTION, "UseInterfacesInSubnets", "SageMaker: network interfaces of the hosts"),
 )
+
+
+_POLICIES = {CLIENT: (SUBMIT, LOOK, DEPLOY), FUNCTION: (RECOVERY,)}
+"""The policies of those who call AWS from outside of a training job."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +155,7 @@ def compare(
     """Evaluate every call of the record against the policies of its caller."""
     uses = []
     for call in sorted((read_record() if record is None else record).values()):
-        names = (SUBMIT, LOOK, DEPLOY) if call.who == CLIENT else (EXECUTION,)
+        names = _POLICIES.get(call.who, (EXECUTION,))
         for request in requests_of(call, applied, requests):
             allowed = tuple(
                 (name, grant)
@@ -161,7 +182,7 @@ def _decide(
         if decide([applied.policies["bucket"]], request) == Decision.EXPLICIT:
             return Decision.EXPLICIT
         # The container reaches S3 through the VPC endpoint.
-        if call.who != CLIENT and "s3_endpoint" in applied.policies:
+        if call.who not in _POLICIES and "s3_endpoint" in applied.policies:
             return decide([applied.policies["s3_endpoint"]], request)
     return decision
 

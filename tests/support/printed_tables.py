@@ -17,6 +17,7 @@ from cloudtrain.client.removal import Removal
 from cloudtrain.console.checkpoints import print_checkpoints, print_download
 from cloudtrain.console.metrics import print_comparison, print_history
 from cloudtrain.console.removal import print_removal
+from cloudtrain.controllers.budget import Budget
 from cloudtrain.features.costs.output import print_costs, print_prices
 from cloudtrain.features.costs.sums import RunCost, sum_costs
 from cloudtrain.features.serving.endpoints import Endpoint
@@ -24,7 +25,7 @@ from cloudtrain.features.serving.output import print_endpoints
 from cloudtrain.features.setup.output import print_machine_checks, print_new_job, print_profiles
 from cloudtrain.features.sweeps.output import print_sweep
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus
-from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.checkpoints import CheckpointFolder, SavedCheckpoint
 from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison

@@ -48,7 +48,7 @@ def read_chain(root: Path) -> Chain:
     samples: dict[int, tuple[str, ...]] = {}
     repeated = 0
     for folder in folders:
-        found = _samples_of(folder)
+        found = samples_of(folder)
         # An attempt continues the steps before its own first one.
         later = [step for step in samples if found and step >= min(found)]
         repeated += len(later)
@@ -93,7 +93,7 @@ def epochs_of(samples: _Samples, steps_per_epoch: int) -> list[Counter[str]]:
     return epochs
 
 
-def _samples_of(folder: JobFolder) -> dict[int, tuple[str, ...]]:
+def samples_of(folder: JobFolder) -> dict[int, tuple[str, ...]]:
     """Return the samples of the steps of one attempt that all ranks have taken."""
     hosts = sorted(each.name for each in (folder.own / "hosts").glob("*"))
     records = [

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,7 +115,7 @@ def apply_all(terraform: Terraform, folder: Path) -> dict[str, Any]:
             "AWS_SECRET_ACCESS_KEY": "testing",
             "AWS_REGION": REGION,
         }
-        variables = _variables(environ)
+        variables = _variables(folder, environ)
         before = _account(environ)
 
         def one(root: str) -> dict[str, Any]:
@@ -152,6 +153,14 @@ def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
             each["VpcEndpointId"] for each in endpoints if each["State"].lower() != "deleted"
         ],
         "machines": [each["name"] for each in machines],
+        "functions": [
+            each["FunctionName"]
+            for each in _client("lambda", environ).list_functions()["Functions"]
+        ],
+        "log groups": [
+            each["logGroupName"]
+            for each in _client("logs", environ).describe_log_groups()["logGroups"]
+        ],
         "policies": [each["PolicyName"] for each in iam.list_policies(Scope="Local")["Policies"]],
         "roles": [each["RoleName"] for each in iam.list_roles()["Roles"]],
         "rules": [each["Name"] for each in _client("events", environ).list_rules()["Rules"]],
@@ -162,8 +171,11 @@ def _account(environ: Mapping[str, str]) -> dict[str, list[str]]:
     return {name: sorted(each) for name, each in found.items()}
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the TF_VAR_ variables of each root, and create the resources that they name."""
+def _variables(folder: Path, environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the TF_VAR_ variables of each root, and create the files and resources that they name."""
+    function = folder / "function.zip"
+    with zipfile.ZipFile(function, "w") as packed:
+        packed.writestr("cloudtrain/__init__.py", "")
     ec2, iam = _client("ec2", environ), _client("iam", environ)
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]
@@ -190,6 +202,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
             "TF_VAR_training_plans": f'["arn:aws:sagemaker:{REGION}:123456789012:training-plan/*"]',
             "TF_VAR_registry_functions": f'["arn:aws:lambda:{REGION}:123456789012:function:registry"]',
             "TF_VAR_allow_remote_debugging": "true",
+            "TF_VAR_recovery_function": str(function),
             "TF_VAR_allow_endpoints": "true",
             "TF_VAR_mlflow_artifacts": '["s3://example-mlflow/vision"]',
         },

@@ -32,12 +32,14 @@ from cloudtrain.bundle.unpacking import UnpackError, unpack
 from cloudtrain.catalog.prices import bundled_prices, read_prices
 from cloudtrain.client.receipts import read_receipt
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.features.recovery.service import StoredJob
 from cloudtrain.features.setup.terraform_outputs import read_outputs
 from cloudtrain.features.sweeps.loader import load_sweep
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.plan import CodeInfo
 from cloudtrain.planning.planner import make_plan
+from cloudtrain.runs.attempt_chain import read_chain
 from cloudtrain.runs.downloads import _unpack
 from cloudtrain.runs.evaluations import parse_evaluation
 from cloudtrain.runs.known_runs import recorded_homes
@@ -91,6 +93,16 @@ MANIFEST = {
 FAULTS = "capacity_after_seconds: 30\nthrottle: 0.1\n"
 SETTINGS = 'bucket = "my-bucket"\nsubnets = ["subnet-1"]\n[profiles.a]\nregion = "us-west-2"\n'
 JOB = (EXAMPLES / "script-ddp" / "job.yaml").read_text()
+CHAIN = {
+    "version": 1, "identity": "", "id": RUN, "backend": "sagemaker", "job": "odd", "runtime_seconds": 3600, "created": NOW,
+    "limits": {"attempts": 5, "cost": "500 USD", "time": "14d", "on": ["capacity", "time_limit"]},
+    "reservation_usd": 60.5, "usd_per_hour": 55.0, "state": None, "reason": "",
+    "attempts": [{
+        "run": RUN, "state": "RUNNING", "reservation_usd": 60.5, "runtime_seconds": 600, "settled_usd": 0.0,
+        "overrun_usd": 0.0, "checkpoint": 20, "cause": "", "reason": "", "started": NOW, "ended": None,
+    }],
+}  # fmt: skip
+JOB_OF_CHAIN = {"job": {"name": "odd"}, "base": "/x", "digest": "0" * 64}
 SWEEP = (EXAMPLES / "sweep-digits" / "sweep.yaml").read_text()
 
 PLAN_OF_JOB = make_plan(
@@ -176,6 +188,12 @@ READERS = {
     "sandbox.json": Reader(SANDBOX, "sandbox.json", lambda file: find_sandbox(file.parent)),
     "cache of digests": Reader(DIGESTS, "digests.json", _digest),
     "lock in S3": Reader({"run": RUN}, "lock", lambda file: parse_holder(file.read_bytes(), "run")),
+    "chain.json": Reader(
+        CHAIN, "chain.json", lambda file: read_chain(file.parent), (CloudtrainError,)
+    ),
+    "job.json": Reader(
+        JOB_OF_CHAIN, "job.json", lambda file: StoredJob.read(file.parent), (CloudtrainError,)
+    ),
     "sweep.json": Reader(
         SWEEP_RECORD, "sweep.json", lambda file: StoredSweep.read(file.parent), (CloudtrainError,)
     ),

@@ -19,7 +19,7 @@ from cloudtrain.runs.ledger_advice import GOOD_RATIO, advise
 from cloudtrain.runs.ledger_words import ledger_json, ledger_rows
 from cloudtrain.runs.phases import phase_times
 from cloudtrain.runs.progress import fold_events
-from cloudtrain.runs.status import Phase, State, Status
+from cloudtrain.runs.status import Phase, RunAttempt, State, Status
 from cloudtrain.runs.stretches import read_stretches
 
 RUN = "digits-261121-074043-d30c68"
@@ -305,7 +305,7 @@ def test_a_run_that_never_trained_has_started() -> None:
 def test_the_queue_of_a_cluster_is_waiting() -> None:
     events = [started(20), step(1, 30), step(50, 128), saved(50, 130, 2, 2), failed(140)]
     events += [started(520, step=50), step(51, 525)]
-    attempts = (Phase("attempt 1", at(10), at(150)), Phase("attempt 2", at(500), None))
+    attempts = (RunAttempt("attempt 1", at(10), at(150)), RunAttempt("attempt 2", at(500)))
     status = Status(
         RUN,
         "slurm",
@@ -486,7 +486,7 @@ def test_spans_never_overlap_or_leave_holes(
         paid = sum((each.ended - each.started).total_seconds() for each in spans)
     elif place == "attempts":
         pairs = list(zip(times[::2], times[1::2], strict=False))
-        fields["attempts"] = tuple(Phase("attempt", at(one), at(two)) for one, two in pairs)
+        fields["attempts"] = tuple(RunAttempt("attempt", at(one), at(two)) for one, two in pairs)
         paid = float(sum(two - one for one, two in pairs))
     status = Status(
         RUN,

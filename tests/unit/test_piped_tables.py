@@ -6,13 +6,14 @@ import pytest
 
 from cloudtrain.console.metrics import print_comparison
 from cloudtrain.console.tables import Column, table_lines
+from cloudtrain.controllers.budget import Budget
 from cloudtrain.features.costs.output import print_costs
 from cloudtrain.features.costs.sums import RunCost, sum_costs
 from cloudtrain.features.evaluation.output import print_ranking
 from cloudtrain.features.sweeps.output import print_sweep, print_sweep_plan, print_trial
 from cloudtrain.features.sweeps.planning import SweepPlan
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus, describe_trial
-from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.runs.billing import Billing
 from cloudtrain.runs.comparison import ComparedMetric, ComparedSetting, Comparison
 from cloudtrain.runs.evaluations import EvaluatedSplit, Evaluation, Measurement, rank_evaluations

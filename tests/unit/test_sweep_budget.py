@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState, settle
+from cloudtrain.controllers.budget import Budget
+from cloudtrain.features.sweeps.trial import Trial, TrialState, settle
 
 SWEEPS = 1000
 

@@ -61,7 +61,8 @@ train:
   early_stopping: {metric: validation/loss, patience: 3, min_delta: 0.1, mode: min}
   profile: {at: 100, steps: 5}
 checkpoint: {uri: s3://bucket/checkpoints, every: 500 steps, keep: 2, size: 48GB, resume: never}
-limits: {runtime: 36h, cost: 50000 USD, retries: 3, hang: 20m, require_rehearsal: true}
+limits: {runtime: 36h, cost: 50000 USD, retries: 3, hang: 20m, require_rehearsal: true,
+  recover: {attempts: 3, cost: 150000 USD, time: 7d, on: [capacity, interruption]}}
 tracking:
   tensorboard: true
   mlflow: "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/team"

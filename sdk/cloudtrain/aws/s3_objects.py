@@ -127,17 +127,18 @@ def put_object(s3: S3Client, uri: str, body: bytes, **options: Any) -> str:
     return s3.put_object(Bucket=bucket, Key=key, Body=body, **options)["ETag"]
 
 
-def put_if(s3: S3Client, uri: str, body: bytes, *, etag: str | None) -> str | None:
+def put_if(s3: S3Client, uri: str, body: bytes, *, etag: str | None, **options: Any) -> str | None:
     """Write an object in place of the version with this ETag, or where there is none (None).
 
-    A write whose response was lost is sent again, and then S3 refuses it because of the first one.
+    A write whose response was lost is sent again, and then S3 refuses it because of the first one. `options` are other
+    parameters of PutObject.
 
     Returns:
         The new ETag, or None if S3 refuses because the object is another one.
     """
     condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
     with SuppressCodes(_REFUSED_WRITE):
-        return put_object(s3, uri, body, **condition)
+        return put_object(s3, uri, body, **condition, **options)
     return None
 
 

@@ -42,6 +42,7 @@ COMMAND_GROUPS = {
     "Start and stop": {
         "submit": ("cli.job", "Start a run on SageMaker, or with --local on this machine."),
         "resume": ("cli.job", "Start a new run from a run's last checkpoint."),
+        "recover": ("features.recovery.commands", "Continue a run by itself after outside causes."),
         "sweep": ("features.sweeps.commands", "Search a job's fields for the best metric."),
         "stop": ("cli.runs", "Stop a run."),
     },

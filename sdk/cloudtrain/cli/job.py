@@ -194,6 +194,12 @@ def check(job: JobArguments, flags: dict[str, str | None], backend: str, as_json
     help="Retry for this time (6h) until there is capacity.",
 )
 @click.option(
+    "--recover",
+    is_flag=True,
+    default=None,
+    help="Continue it by itself after outside causes.",
+)
+@click.option(
     "--install",
     is_flag=True,
     help="With --local or on Slurm: install code.requirements first.",
@@ -217,6 +223,7 @@ def submit(
     skip_check: bool,
     new: bool,
     wait_for_capacity: int | None,
+    recover: bool | None,
     install: bool,
     cuda_on_cpu: bool,
     follow: bool,
@@ -242,6 +249,7 @@ def submit(
             skip_check=skip_check,
             new=new,
             wait_for_capacity=wait_for_capacity,
+            recover=recover,
             install=install,
             cuda_on_cpu=cuda_on_cpu,
         )

@@ -471,10 +471,7 @@ def rm(
             best_trials = find_offer("best_trials") if keep_best else None
             best = best_trials() if best_trials is not None else {}
             found = removal.select_older(Client(), before, keep_best=keep_best, best_trials=best)
-        sizes = {
-            status.reference: removal.folder_bytes(removal.folder_of(status))
-            for status in found.runs
-        }
+        sizes = {status.reference: removal.run_bytes(status) for status in found.runs}
     total = f"{count(len(sizes), 'run')}, {format_size(sum(sizes.values()))}"
     if not as_json:
         from cloudtrain.console.removal import print_removal
@@ -488,7 +485,7 @@ def rm(
             hint="to delete without a question: --yes",
         )
     for status in found.runs:
-        removal.delete_folder(removal.folder_of(status))
+        removal.delete_run(status)
     if as_json:
         removed = [{"run": run, "bytes": size} for run, size in sizes.items()]
         kept = [{"run": f"local:{run}", "reason": reason} for run, reason in found.kept.items()]

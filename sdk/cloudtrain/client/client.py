@@ -21,13 +21,17 @@ from cloudtrain.client.submission import Submission, add_warnings, raise_failed
 from cloudtrain.errors import (
     CloudError,
     CredentialsError,
+    NoCapacityError,
+    NoCheckpointError,
     RunNotFoundError,
     UnreachableError,
     UserError,
 )
+from cloudtrain.job.sections.recover import Recover
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.planning.continuation import NOTHING_LEFT
 from cloudtrain.planning.plan import Plan
+from cloudtrain.runs.attempt_chain import find_live_chain
 from cloudtrain.runs.continuation import add_continuation
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.previous_run import PreviousRun
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.bundle.archive import Bundle
     from cloudtrain.failure_rules import Explanation
+    from cloudtrain.job.recover_causes import RecoverCause
     from cloudtrain.runs.checkpoints import CheckpointFolder
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
@@ -106,6 +111,7 @@ class Client(OfflineClient):
         wait_for_capacity: float | None = None,
         install: bool = False,
         cuda_on_cpu: bool = False,
+        recover: bool | None = None,
     ) -> Run:
         """Start a run and return it at once; the run continues without this process.
 
@@ -124,6 +130,8 @@ class Client(OfflineClient):
             install: Install `code.requirements` for a local run or one on Slurm, in an environment that later runs use
                 again.
             cuda_on_cpu: Give a local run on a machine without GPUs a stand-in for CUDA.
+            recover: Continue the run by itself after outside causes, within `limits.recover` or its defaults; by default
+                if the job has `limits.recover`.
 
         Returns:
             The run; `run.warnings` are those of its plan.
@@ -143,6 +151,8 @@ class Client(OfflineClient):
         if facts_of(opened.name).is_billed:
             plan = add_receipt(plan, loaded, self.session.find_home(), is_submit=True)
         self.session.observer.on_plan(plan)
+        if not new and (live := self._find_live_chain(opened, plan)) is not None:
+            return live
 
         def pack() -> Bundle:
             from cloudtrain.bundle.archive import write_bundle
@@ -153,9 +163,49 @@ class Client(OfflineClient):
         submission = Submission(
             opened, pack, self.session.observer, skip_check=skip_check, is_new=new
         )
-        if wait_for_capacity is None:
-            return self.session.record(submission.send(plan))
-        return self.session.record(submission.send_until_capacity(plan, wait_for_capacity))
+        spec = loaded.valid_spec()
+        if recover is None:
+            # A controller continues its own runs.
+            recover = spec.limits.recover is not None and self.session.sees_chains
+        # A queue of Slurm continues its runs by itself.
+        recover = recover and not facts_of(opened.name).has_sites
+        try:
+            run = submission.start(plan, wait_for_capacity)
+        except NoCapacityError as error:
+            if not recover:
+                raise
+            return self._as_chain(offer("recover_later")(self, spec, plan, error), plan, waits=True)
+        self.session.record(run)
+        if recover:
+            return self._recover(run, plan, spec.limits.recover or Recover())
+        return run
+
+    def _recover(self, run: Run, plan: Plan, limits: Recover) -> Run:
+        """Return a run that continues by itself from now on; a run on Slurm, whose queue does so, as it is."""
+        if facts_of(run.backend).has_sites:
+            return run
+        offer("recover")(self, run)
+        if not run.attached:
+            self.session.observer.on_recover(limits)
+        return self._as_chain(run.reference, plan, attached=run.attached)
+
+    def _find_live_chain(self, backend: Backend, plan: Plan) -> Run | None:
+        """Return the chain that continues the same request and code in the account; None without one."""
+        if not (self.session.sees_chains and facts_of(backend.name).uses_account):
+            return None
+        folder = find_live_chain(plan.identity, backend.name, self.session.context().homes)
+        if folder is None:
+            return None
+        run = self._as_chain(f"{backend.name}:{folder.name}", plan, attached=True)
+        offer("recover")(self, run)
+        return run
+
+    def _as_chain(
+        self, reference: str, plan: Plan, *, attached: bool = False, waits: bool = False
+    ) -> Run:
+        """Return a chain as a run."""
+        backend, name = self.session.find(reference)
+        return Run(name, backend, attached=attached, warnings=plan.warnings, waits=waits)
 
     @renamed_arguments(reference="run")
     def resume(
@@ -182,8 +232,8 @@ class Client(OfflineClient):
 
         Raises:
             RunNotFoundError: There is no such run.
-            UserError: The run has not ended, has left no complete checkpoint, or has succeeded and nothing is left to
-                train; nothing was started.
+            NoCheckpointError: The run has left no complete checkpoint; nothing was started.
+            UserError: The run has not ended, or has succeeded and nothing is left to train; nothing was started.
             SpecError: The changed job is not valid.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
@@ -211,7 +261,7 @@ class Client(OfflineClient):
             raise
         except (CloudError, UserError) as error:
             # A missing checkpoint has exit code 2 everywhere.
-            raise UserError(
+            raise NoCheckpointError(
                 error.message, _hint_to_begin_again(previous, spec) or error.hint
             ) from None
         if state is State.SUCCEEDED:
@@ -222,7 +272,52 @@ class Client(OfflineClient):
         submission = Submission(
             backend, lambda: None, self.session.observer, skip_check=skip_check, is_new=new
         )
-        return self.session.record(submission.send(plan))
+        run = self.session.record(submission.send(plan))
+        # A controller continues its own runs.
+        if spec.limits.recover is None or not self.session.sees_chains:
+            return run
+        return self._recover(run, plan, spec.limits.recover)
+
+    def recover(
+        self,
+        run: RunLike,
+        *,
+        attempts: int | None = None,
+        cost: float | None = None,
+        time: float | None = None,
+        on: Iterable[RecoverCause] | None = None,
+    ) -> Run:
+        """Continue a run by itself: after an outside cause, the next attempt begins at its newest checkpoint.
+
+        A process in the background watches it, on whichever machine this was called last. What is not given is as
+        `limits.recover` of the job says.
+
+        Args:
+            run: The run, its reference or its id. One whose process was killed is watched again.
+            attempts: How many attempts may train, the first one included.
+            cost: Most that all attempts together may cost, in US dollars.
+            time: Seconds after which no other attempt begins.
+            on: The causes after which another attempt begins.
+
+        Returns:
+            The run, which has all attempts from now on.
+
+        Raises:
+            RunNotFoundError: There is no such run.
+            UserError: Its queue does so already, it has ended in a way that comes again, or other limits hold already.
+            SpecError: A limit is not valid.
+        """
+        given = {
+            "attempts": attempts,
+            "cost": None if cost is None else f"{cost} USD",
+            "time": None if time is None else f"{time:g}s",
+            "on": None if on is None else list(on),
+        }
+        found = self.get_run(run)
+        offer("recover")(
+            self, found, **{key: each for key, each in given.items() if each is not None}
+        )
+        return self.get_run(found.reference)
 
     def evaluate(self, *arguments: Any, **given: Any) -> Any:
         """Forward to the feature, for programs of the previews: use `cloudtrain.evaluate(run, client=client)`."""

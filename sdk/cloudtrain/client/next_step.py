@@ -12,7 +12,9 @@ from cloudtrain.support.backend_facts import backend_option
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, Facts
     from cloudtrain.runs.run import Run
-    from cloudtrain.runs.status import Status
+    from cloudtrain.runs.status import RunAttempt, Status
+
+_STOPPED = "stopped by request"
 
 
 def explain_with_next_step(run: Run, status: Status) -> Explanation:
@@ -20,12 +22,38 @@ def explain_with_next_step(run: Run, status: Status) -> Explanation:
     return _explain(run, status, run.facts())
 
 
-def _explain(run: Run, status: Status, facts: Facts) -> Explanation:
+def explain_end(run: Run, status: Status, facts: Facts) -> Explanation:
+    """Explain how a run ended, by the log of its newest attempt, and why no other attempt has begun."""
     from cloudtrain.failure_rules import explain_run
+    from cloudtrain.runs.run import newest_attempt
 
     # The log of a run that has succeeded or was stopped is not needed.
-    lines = run.logs() if status.exit_code in (None, EXIT_RUN_FAILED) else ()
-    found = explain_run(status, lines, facts)
+    needs_log = status.exit_code in (None, EXIT_RUN_FAILED)
+    lines = newest_attempt(run, status).logs() if needs_log else ()
+    last = _last_of_chain(status)
+    if last is None:
+        return explain_run(status, lines, facts)
+    found = explain_run(dataclasses.replace(status, reason=last.detail), lines, facts)
+    return dataclasses.replace(found, action=f"{_why_last(status, last)} {found.action}".strip())
+
+
+def _last_of_chain(status: Status) -> RunAttempt | None:
+    """Return the attempt whose end has ended a chain; None for a chain that has succeeded, and for other runs."""
+    if not status.attempts or not status.exit_code or status.reason == _STOPPED:
+        return None
+    last = status.attempts[-1]
+    return last if last.run and last.detail else None
+
+
+def _why_last(status: Status, last: RunAttempt) -> str:
+    first_line = last.detail.strip().partition("\n")[0]
+    why = status.reason.removeprefix(first_line).removeprefix("; ")
+    why = why or "limits.recover.on has no cause of this kind"
+    return f"Attempt {len(status.attempts)} was the last one: {why}."
+
+
+def _explain(run: Run, status: Status, facts: Facts) -> Explanation:
+    found = explain_end(run, status, facts)
     again = submit_again(status, found, facts)
     if again is None or run_to_continue(status, facts) is None:
         return found

@@ -8,6 +8,7 @@ from cloudtrain.support.steps import Steps
 
 if TYPE_CHECKING:
     from cloudtrain.errors import CloudtrainError
+    from cloudtrain.job.sections.recover import Recover
     from cloudtrain.planning.plan import Plan
     from cloudtrain.runs.run import Run
     from cloudtrain.support.checks import Check
@@ -33,6 +34,9 @@ class Observer(Steps):
 
     def on_wait(self, reason: str, seconds: float) -> None:
         """Receive the reason and the length of each pause of `wait_for_capacity`."""
+
+    def on_recover(self, limits: Recover) -> None:
+        """Receive the limits within which a submitted run continues by itself after an outside cause."""
 
     def on_check(self, check: Check, seconds_left: float) -> None:
         """Receive each check of a rehearsal when it is known, and the seconds that the rehearsal has left."""

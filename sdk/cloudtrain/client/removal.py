@@ -12,9 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.container.state_file import STATE_FILE
+from cloudtrain.client.chain_list import chain_of_attempt
 from cloudtrain.errors import UserError
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.planning.plan_file import PLAN_FILE
+from cloudtrain.runs.attempt_chain import CHAINS_FOLDER, read_chain
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
@@ -26,6 +28,7 @@ from cloudtrain_runtime.contract.file_uri import path_of
 
 if TYPE_CHECKING:
     from cloudtrain.client.client import Client
+    from cloudtrain.runs.run import Run
 
 _NOTHING = "nothing is deleted"
 
@@ -61,6 +64,35 @@ def folder_of(status: Status) -> Path:
     return Path(status.artifacts["folder"])
 
 
+def run_folders(status: Status) -> tuple[Path, ...]:
+    """Return the folder of a local run; of a chain the existing ones of all attempts, the newest last."""
+    own = folder_of(status)
+    record = _record_folder(status)
+    if not record.is_dir():
+        return (own,)
+    folders = [own.with_name(each.run) for each in read_chain(record).attempts]
+    return tuple(each for each in folders if each.is_dir() or each.is_symlink())
+
+
+def _record_folder(status: Status) -> Path:
+    """Return where the record of a chain is, if the run is one."""
+    return folder_of(status).parent.parent / CHAINS_FOLDER / status.run
+
+
+def run_bytes(status: Status) -> int:
+    """Return the size of all files of a local run."""
+    return sum(map(folder_bytes, run_folders(status)))
+
+
+def delete_run(status: Status) -> None:
+    """Delete the folders of a local run; of a chain its attempts and then its record, so that a retry finds it."""
+    record = _record_folder(status)
+    for folder in run_folders(status):
+        delete_folder(folder)
+    if record.is_dir():
+        shutil.rmtree(record)
+
+
 def select_named(client: Client, names: Iterable[str]) -> Removal:
     """Return the removal of local runs that are given by name.
 
@@ -71,6 +103,7 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
     chosen: dict[str, Status] = {}
     for name in names:
         run = client.get_run(name)
+        _refuse_attempt(client, run)
         if facts_of(run.backend).uses_account:
             message = f"{run.reference} is no local run; {_NOTHING}"
             raise UserError(message, f"its files are in S3, see: cloudtrain status {run.reference}")
@@ -78,9 +111,9 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
         if not status.state.is_final:
             message = f"{run.reference} is {status.state}; {_NOTHING}"
             raise UserError(message, f"stop it first: cloudtrain stop {run.reference}")
-        if folder_of(status).is_symlink():
+        if link := next((each for each in run_folders(status) if each.is_symlink()), None):
             raise UserError(
-                f"{folder_of(status)} is a link; {_NOTHING}",
+                f"{link} is a link; {_NOTHING}",
                 "delete the link and its target by hand",
             )
         chosen[status.run] = status
@@ -93,6 +126,15 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
             hint,
         )
     return Removal(tuple(chosen.values()), {})
+
+
+def _refuse_attempt(client: Client, run: Run) -> None:
+    chain = chain_of_attempt(run.id, client.session.context().homes)
+    if chain != run.id:
+        raise UserError(
+            f"{run.reference} is an attempt of {chain}, which is one run; {_NOTHING}",
+            f"to delete all its attempts: cloudtrain rm {chain}",
+        )
 
 
 def select_older(
@@ -126,7 +168,9 @@ def select_older(
         and facts_of(each.backend).is_local
     }
     kept = {
-        run: "its folder is a link" for run, each in chosen.items() if folder_of(each).is_symlink()
+        run: "its folder is a link"
+        for run, each in chosen.items()
+        if any(folder.is_symlink() for folder in run_folders(each))
     }
     kept |= {
         run: reason
@@ -229,15 +273,20 @@ def _rule_of_best(status: Status) -> tuple[str, bool] | None:
 def _users(chosen: Mapping[str, Status], runs: Iterable[Status]) -> dict[str, str]:
     """Return the chosen runs whose checkpoints a run that is not chosen names, each with that run."""
     found: dict[str, str] = {}
-    folders = {folder_of(status).resolve(): run for run, status in chosen.items()}
+    folders = {
+        folder.resolve(): run for run, status in chosen.items() for folder in run_folders(status)
+    }
+    ids = {folder.name: run for folder, run in folders.items()}
     for status in runs:
         if status.run in chosen or "folder" not in status.artifacts:
             continue
-        for named in _named_places(read_file(folder_of(status) / PLAN_FILE, PLAN)):
+        plans = [read_file(folder / PLAN_FILE, PLAN) for folder in run_folders(status)]
+        for named in (each for plan in plans for each in _named_places(plan)):
             path = path_of(named) if named.startswith("file:") else Path(named)
             places = [path, *path.parents] if path.is_absolute() else []
             used = [folders[place] for place in places if place in folders]
-            used += [run for run in chosen if named.rpartition(":")[2] == run]
+            if (name := named.rpartition(":")[2]) in ids:
+                used.append(ids[name])
             found |= dict.fromkeys(used, status.run)
     return found
 

@@ -18,7 +18,13 @@ from cloudtrain.client.account import find_settings, known_prices
 from cloudtrain.client.home import all_homes, find_home
 from cloudtrain.client.observer import Observer
 from cloudtrain.client.planning_inputs import PlanInputs, check_job, refuse_cuda_on_cpu
-from cloudtrain.errors import CloudError, CloudtrainError, UntrustedSettingsError, UserError
+from cloudtrain.errors import (
+    CloudError,
+    CloudtrainError,
+    RunNotFoundError,
+    UntrustedSettingsError,
+    UserError,
+)
 from cloudtrain.job.spec import JobSpec, LoadedJob
 from cloudtrain.planning.storage_layout import ResumeSource
 from cloudtrain.planning.targets import Target
@@ -54,6 +60,8 @@ class Session:
         self.observer = observer or Observer()
         self.home = None if home is None else Path(home)
         self.stamp = stamp
+        # A controller sees the attempts of its chain, and everybody else the chain.
+        self.sees_chains = True
         self.code = code
 
     def load_settings(self, job: LoadedJob | None = None) -> Settings:
@@ -114,12 +122,27 @@ class Session:
         Raises:
             RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
+        from cloudtrain.client.chain_list import chain_of_attempt
+        from cloudtrain.client.chain_view import as_chain, find_waiting
         from cloudtrain.client.run_names import RunNames
+        from cloudtrain.runs.known_runs import LATEST, job_name
         from cloudtrain.runs.run import reference_of
 
         context = self.context()
         names = RunNames(context.homes, lambda name: backend_package(name).find_backends(context))
-        return names.find(reference_of(reference))
+        text = reference_of(reference)
+        if not self.sees_chains:
+            return names.find(text)
+        try:
+            backend, run = names.find(text)
+        except RunNotFoundError:
+            if (waiting := find_waiting(text, context)) is None:
+                raise
+            return waiting
+        if text.rpartition(":")[2] in (LATEST, job_name(run)):
+            # The newest run of a job can be an attempt, of which nobody has given the id.
+            run = chain_of_attempt(run, context.homes)
+        return as_chain(backend, run, context.homes), run
 
     def list_runs(
         self, names: tuple[str, ...], wanted: RunFilter, *, is_named: bool
@@ -134,9 +157,11 @@ class Session:
 
     def _list_one(self, backend: Backend, wanted: RunFilter) -> Iterator[tuple[Backend, Status]]:
         """Yield the runs of one backend; report to the observer when it cannot be reached."""
+        from cloudtrain.client.chain_list import list_with_chains
+
+        homes = self.context().homes if self.sees_chains else ()
         try:
-            for status in backend.list(wanted):
-                yield backend, status
+            yield from list_with_chains(backend, wanted, homes)
         except (CloudError, UntrustedSettingsError) as error:
             self.observer.on_unreachable(error)
 
@@ -185,15 +210,17 @@ class Session:
         run = reference.rpartition(":")[2]
         if not is_run_id(run):
             return None
+        from cloudtrain.client.chain_view import as_chain
         from cloudtrain.runs.previous_run import checkpoints_of
 
         context = self.context()
+        homes = context.homes if self.sees_chains else ()
         for name in backends_without_account():
             for here in backend_package(name).find_backends(context):
                 if here.may_have(run):
-                    return checkpoints_of(here.plan_of(run), run)
+                    return checkpoints_of(as_chain(here, run, homes).plan_of(run), run)
         if backend is not None:
             # The plan may be deleted; the checks report missing checkpoints.
             with contextlib.suppress(UserError):
-                return checkpoints_of(backend.plan_of(run), run)
+                return checkpoints_of(as_chain(backend, run, homes).plan_of(run), run)
         return target.assumed_checkpoints(spec, run)

@@ -27,6 +27,7 @@ from cloudtrain.support.renamed import renamed_arguments
 if TYPE_CHECKING:
     from cloudtrain.bundle import ProgressCallback
     from cloudtrain.failure_rules import Explanation
+    from cloudtrain.job.recover_causes import RecoverCause
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.support.checks import Check
@@ -117,6 +118,7 @@ def submit(
     wait_for_capacity: float | None = None,
     install: bool = False,
     cuda_on_cpu: bool = False,
+    recover: bool | None = None,
     observer: Observer | None = None,
 ) -> Run:
     """Start a run and return it at once: see `Client.submit`."""
@@ -129,6 +131,7 @@ def submit(
         wait_for_capacity=wait_for_capacity,
         install=install,
         cuda_on_cpu=cuda_on_cpu,
+        recover=recover,
     )
 
 
@@ -153,6 +156,19 @@ def resume(
         skip_check=skip_check,
         new=new,
     )
+
+
+def recover(
+    run: RunLike,
+    *,
+    attempts: int | None = None,
+    cost: float | None = None,
+    time: float | None = None,
+    on: Iterable[RecoverCause] | None = None,
+    settings: Settings | None = None,
+) -> Run:
+    """Continue a run by itself after outside causes: see `Client.recover`."""
+    return Client(settings).recover(run, attempts=attempts, cost=cost, time=time, on=on)
 
 
 @renamed_arguments(references="runs")

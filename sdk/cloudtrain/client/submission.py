@@ -49,6 +49,12 @@ class Submission:
     skip_check: bool = False
     is_new: bool = False
 
+    def start(self, plan: Plan, wait_for_capacity: float | None = None) -> Run:
+        """Send a plan, once or, with a number of seconds, until there is capacity: see the methods below."""
+        if wait_for_capacity is None:
+            return self.send(plan)
+        return self.send_until_capacity(plan, wait_for_capacity)
+
     def send(self, plan: Plan) -> Run:
         """Return the active run of this request, or start one. Its warnings are those of the plan and the checks."""
         if not self.is_new and (active := self.backend.find_active_run(plan)) is not None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from cloudtrain.aws.retry import Backoff, OutagePolicy, OutageTolerance, poll
+from cloudtrain.client.next_step import explain_end
 from cloudtrain.console import column_lines, command_name, print_json, print_json_error
 from cloudtrain.console.closing import Ending, SeenEvents, closing_lines
 from cloudtrain.console.follow_screen import (
@@ -116,14 +117,12 @@ def follow(
 
 def _ending(run: Run, status: Status, seen: SeenEvents, job: str | None) -> Ending:
     """Return how a followed run has ended. An unreadable log does not hide it."""
-    from cloudtrain.failure_rules import explain_run
-
     facts = _facts(run)
     cause = None
     unexplained = ""
     if status.exit_code == EXIT_RUN_FAILED:
         try:
-            cause = explain_run(status, run.logs(), facts)
+            cause = explain_end(run, status, facts)
         except CloudError as error:
             unexplained = error.for_terminal()
     return Ending(status, seen, cause, unexplained, facts, job)

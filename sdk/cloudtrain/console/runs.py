@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from cloudtrain.client.next_step import begin_again, run_to_continue, submit_again
+from cloudtrain.client.next_step import begin_again, explain_end, run_to_continue, submit_again
 from cloudtrain.console import (
     BOLD,
     DIM,
@@ -21,6 +21,7 @@ from cloudtrain.console.facts import print_facts
 from cloudtrain.console.status_fields import (
     alarm_rows,
     as_one_line,
+    attempt_rows,
     checkpoint_row,
     device_row,
     host_rows,
@@ -76,6 +77,8 @@ def print_submitted(run: Run, *, as_json: bool, is_followed: bool = False) -> No
         print_message(
             f"{run.reference} is the same request and code, so nothing was started (to start another run: --new)"
         )
+    elif run.waits:
+        print_message(f"{run.reference} waits for capacity, and is submitted again by itself")
     else:
         print_message(f"{run.reference} submitted")
     called = command_name()
@@ -90,8 +93,7 @@ def _show_submitted(run: Run, *, is_followed: bool) -> None:
     called = command_name()
     short = short_id(run.id)
     shown = coloured(run.id.removesuffix(short), DIM) + coloured(short, BOLD)
-    verb = "is running" if run.attached else "started"
-    print(f"{shown} {verb} {place_name(run.backend)}")
+    print(f"{shown} {_verb(run)} {place_name(run.backend)}")
     if run.attached:
         print("  it has the same request and code, so nothing was started; for another run: --new")
     if is_followed:
@@ -99,6 +101,12 @@ def _show_submitted(run: Run, *, is_followed: bool) -> None:
         return
     print(f"  follow  {called} follow {short}")
     print(f"  stop    {called} stop {short}")
+
+
+def _verb(run: Run) -> str:
+    if run.waits:
+        return "waits for capacity, and is submitted again by itself,"
+    return "is running" if run.attached else "started"
 
 
 def status_json(run: Run, status: Status) -> dict[str, Any]:
@@ -123,6 +131,7 @@ def status_rows(status: Status, now: float | None = None) -> list[Row]:
     rows += warning_rows(status)
     if phases := describe_phases(status, moment):
         rows.append(("phases", phases))
+    rows += attempt_rows(status, moment)
     rows += [row for row in state_rows(status, moment) if row[0] == "for"]
     if status.started is not None:
         ended = f", ended {status.ended:%Y-%m-%d %H:%M:%S %Z}" if status.ended else ""
@@ -261,14 +270,12 @@ def print_old_code_warning(run: Run) -> None:
 
     Nothing is printed for another cause, and where the log cannot be read.
     """
-    from cloudtrain.failure_rules import explain_run
-
     status = run.status()
     if status.state is not State.FAILED:
         return
     try:
         facts = run.facts()
-        cause = explain_run(status, run.logs(), facts)
+        cause = explain_end(run, status, facts)
     except (CloudtrainError, OSError):
         return
     name = short_id if is_terminal(sys.stderr) else str
@@ -298,11 +305,12 @@ STATE_COLOURS: Mapping[str, str] = {
 }
 _RUN_COLUMNS = (
     Column("run", "ID"),
-    Column("job", drop=5, least=8, only="terminal"),
-    Column("where", drop=2, only="terminal"),
+    Column("job", drop=6, least=8, only="terminal"),
+    Column("where", drop=3, only="terminal"),
     Column("state"),
-    Column("submitted (UTC)", "AGE", drop=3, is_dim=True),
-    Column("took", drop=4, is_dim=True),
+    Column("submitted (UTC)", "AGE", drop=4, is_dim=True),
+    Column("took", drop=5, is_dim=True),
+    Column("attempts", drop=2, is_number=True, is_dim=True),
     Column("on", drop=1, is_dim=True),
     Column("metric", only="pipe"),
     Column("", only="pipe"),
@@ -351,6 +359,7 @@ def _row(status: Status, now: datetime, *, with_ids: bool, with_place: bool) -> 
         str(status.state),
         submitted,
         "" if took is None else format_duration(took),
+        str(len(status.attempts)) if len(status.attempts) > 1 else "",
         _machines(status),
         metric,
         _and_pool(status, _summary(status)),

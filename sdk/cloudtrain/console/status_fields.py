@@ -27,10 +27,11 @@ from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
 if TYPE_CHECKING:
-    from cloudtrain.runs.status import Status
+    from cloudtrain.runs.status import RunAttempt, Status
 
 _SOON_SECONDS = 300
 _DAY_SECONDS = 86400
+_SHOWN_ATTEMPTS = 5
 
 
 def state_rows(status: Status, now: float) -> Iterator[Row]:
@@ -48,6 +49,27 @@ def state_rows(status: Status, now: float) -> Iterator[Row]:
         yield "for", f"{status.waiting.instances} x {types}{end}"
     elif reason and status.exit_code != EXIT_DONE:
         yield "reason" if status.is_ending else "now", reason
+
+
+def attempt_rows(status: Status, now: float) -> list[Row]:
+    """Return the newest attempts of a run that was continued: how long each took, what it saved, and why it ended."""
+    if len(status.attempts) < 2:  # noqa: PLR2004 (the first attempt is the run)
+        return []
+    rows = [
+        (f"attempt {number}", _describe_attempt(each, now))
+        for number, each in enumerate(status.attempts, 1)
+    ]
+    return rows[-_SHOWN_ATTEMPTS:]
+
+
+def _describe_attempt(attempt: RunAttempt, now: float) -> str:
+    ended = now if attempt.ended is None else attempt.ended.timestamp()
+    parts = [format_duration(ended - attempt.started.timestamp())]
+    if attempt.checkpoint is not None:
+        parts.append(f"saved step {attempt.checkpoint:,}")
+    text = ", ".join(parts)
+    reason = as_one_line(attempt.detail.strip().partition("\n")[0])
+    return f"{text}: {reason}" if reason else text
 
 
 def progress_row(status: Status, now: float) -> Row | None:

@@ -40,9 +40,16 @@ class Pauses:
         """Whether the time of the last pause is over."""
         return time.monotonic() >= self._until
 
-    def begin(self, cause: str, repeats: int = 0) -> None:
-        """Start nothing for a time, which grows with the number of earlier pauses in a row, and record why."""
-        seconds = _RETRY_SECONDS * 2 ** min(repeats, _MOST_DOUBLINGS)
+    def begin(self, cause: str, repeats: int = 0, *, shortest_seconds: float | None = None) -> None:
+        """Start nothing for a time, and record why.
+
+        Args:
+            cause: Why.
+            repeats: Number of earlier pauses in a row, with which the time grows.
+            shortest_seconds: The time of the first one; by default 30 s.
+        """
+        shortest = _RETRY_SECONDS if shortest_seconds is None else shortest_seconds
+        seconds = shortest * 2 ** min(repeats, _MOST_DOUBLINGS)
         self._begin(cause, min(_LONGEST_RETRY_SECONDS, seconds))
 
     def _begin(self, cause: str, seconds: float) -> None:

@@ -38,14 +38,15 @@ def start_controller(place: ControllerFolder, module: str, environ: Mapping[str,
 def run_controller(control: Callable[[Callable[[str], None]], None]) -> int:
     """Call the function of a controller with one that writes a line into its log; return the exit code."""
     try:
-        control(_print)
+        control(print_line)
     except CloudtrainError as error:
-        _print(f"error: {error.for_terminal()}")
+        print_line(f"error: {error.for_terminal()}")
         return error.exit_code
     return 0
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line of a controller's log, with the time."""
     # A log that cannot be written, as on a full disk, does not end the controller.
     with contextlib.suppress(OSError):
         os.write(1, f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} {text}\n".encode("utf-8", "replace"))

@@ -16,6 +16,9 @@ from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.run_id import make_run_id, submitted_at
 
+_CAPACITY_SECONDS = 60.0
+"""Where a backend is not there at present, such as a sandbox that has ended."""
+
 
 @dataclass(frozen=True)
 class ReservedRuns:
@@ -24,19 +27,25 @@ class ReservedRuns:
     Attributes:
         place: The controller's folder.
         backend: Where they run.
-        code: Their code.
+        code: Their code; None for runs that continue others, whose code is stored.
         settings: The account; None for the settings of environment and files.
     """
 
     place: ControllerFolder
     backend: str
-    code: Contents
+    code: Contents | None
     settings: Settings | None
 
     @property
     def is_local(self) -> bool:
         """Whether they run on this machine, where they cost nothing."""
         return facts_of(self.backend).is_local
+
+    def capacity_pause_seconds(self) -> float:
+        """Return how long a submit without capacity waits at first."""
+        for each in self.client().session.find_backends((self.backend,), is_named=True):
+            return each.capacity_pause_seconds
+        return _CAPACITY_SECONDS
 
     def new_id(self, job_name: str, part: str) -> str:
         """Return the id of a run that is about to be recorded.
@@ -52,7 +61,9 @@ class ReservedRuns:
         """Return a client, which gives the run that it submits a reserved id."""
         submitted = submitted_at(run_id) if run_id else None
         stamp = None if submitted is None else (submitted, run_id.rpartition("-")[2])
-        return Client(self.settings, home=self.place.home, stamp=stamp, code=self.code)
+        client = Client(self.settings, home=self.place.home, stamp=stamp, code=self.code)
+        client.session.sees_chains = False
+        return client
 
     def reference(self, run_id: str) -> str:
         """Return the reference of a run."""

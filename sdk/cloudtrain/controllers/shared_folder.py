@@ -2,7 +2,10 @@
 
 Below `<prefix>/<kind>/<id>/` are the controller's records and `lock.json`, its lock: S3 writes it for the first
 controller and refuses others (conditional writes), and its holder renews it. A lock that was not renewed for five
-minutes belongs to a controller that was killed, and may be replaced.
+minutes belongs to a controller that was killed, and may be replaced. If that one was only suspended, as on a closed
+laptop, it cannot write its state any more: S3 writes a state only in place of the version that its writer has read.
+
+A request to end what is controlled is an object with the name of its local file. Who holds the lock looks for it.
 """
 
 from __future__ import annotations
@@ -20,14 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_lock import LockState, S3Lock
-from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_json, find_object, put_object
+from cloudtrain.aws.s3_objects import (
+    HIDDEN_OBJECT,
+    ReadObject,
+    find_json,
+    find_object,
+    put_if,
+    put_object,
+)
 from cloudtrain.errors import CloudError, UserError
 from cloudtrain.support.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
 
-_LOCK = "lock.json"
+LOCK_OBJECT = "lock.json"
 _WRITER = "controller"
 """Metadata of a state: the folder that wrote it."""
 _WRITER_FILE = "writer"
@@ -37,6 +47,17 @@ _RELEASED = ""
 _UNKNOWN_OWNER = "another process"
 _RENEW_SECONDS = 60.0
 _EXPIRED_SECONDS = 300.0
+_WRITE_ATTEMPTS = 3
+_LAMBDA_VARIABLE = "AWS_LAMBDA_LOG_STREAM_NAME"
+"""Names one environment of a Lambda function. All of them may have the same host name."""
+
+
+class LockedError(UserError):
+    """Another controller holds the lock."""
+
+
+class LostError(UserError):
+    """Another controller has replaced the lock, because it was not renewed in time."""
 
 
 @dataclass
@@ -49,6 +70,7 @@ class SharedFolder:
         noun: What the controller controls, for messages: `sweep`.
         etag: That of the lock, as this process has written it; empty before.
         is_lost: Whether another controller has replaced the lock.
+        state_etag: ETag of the state that this process has read or written; None where there was none.
     """
 
     s3: S3Client
@@ -56,6 +78,7 @@ class SharedFolder:
     noun: str
     etag: str = ""
     is_lost: bool = False
+    state_etag: str | None = None
 
     def read_record(self, name: str) -> dict[str, Any] | None:
         """Return the content of a JSON file, or None if there is none."""
@@ -64,25 +87,48 @@ class SharedFolder:
 
     def store_record(self, file: Path) -> None:
         """Store a file that does not change."""
-        self._put(file)
+        uri = f"{self.uri}/{file.name}"
+        with aws_errors(f"write {uri}"):
+            put_object(self.s3, uri, file.read_bytes())
 
     def store_state(self, file: Path) -> None:
-        """Store a file that a controller changes, with the name of its folder.
+        """Store a file that a controller changes, with the name of its folder. `fetch_state` comes before.
 
         Raises:
-            UserError: the lock is lost.
+            LostError: the lock is lost, or another controller has stored the file since this one has read it.
         """
         if self.is_lost:
-            raise UserError(
-                f"another controller has taken over this {self.noun}", "follow it on its machine"
-            )
-        self._put(file, Metadata={_WRITER: _writer(file.parent)})
+            raise self._lost_error()
+        with aws_errors(f"write {self.uri}/{file.name}"):
+            etag = self._replace_state(file)
+        if etag is None:
+            self.is_lost = True
+            raise self._lost_error()
+        self.state_etag = etag
+
+    def _replace_state(self, file: Path) -> str | None:
+        """Write a state in place of the known one; return its ETag, or None if S3 has another one."""
+        body = file.read_bytes()
+        writer = {_WRITER: _writer(file.parent)}
+        for _ in range(_WRITE_ATTEMPTS):
+            uri = f"{self.uri}/{file.name}"
+            etag = put_if(self.s3, uri, body, etag=self.state_etag, Metadata=writer)
+            if etag is not None:
+                return etag
+            found = self._find(file)
+            if found is not None and found.body == body and found.metadata == writer:
+                # S3 refused the second try of a write whose response was lost.
+                return found.etag
+            if found is None or found.etag != self.state_etag:
+                return None
+            # Two writes at the same time, of which S3 refuses one, and maybe both.
+        return None
 
     def fetch_state(self, file: Path) -> bool:
         """Copy a file into its folder, unless this folder wrote it; return whether it was copied."""
-        uri = f"{self.uri}/{file.name}"
-        with aws_errors(f"read {uri}"):
-            found = find_object(self.s3, uri, HIDDEN_OBJECT)
+        with aws_errors(f"read {self.uri}/{file.name}"):
+            found = self._find(file)
+        self.state_etag = None if found is None else found.etag
         if found is None or found.metadata.get(_WRITER) == _writer(file.parent):
             return False
         partial = file.with_name(f".{file.name}.fetched")
@@ -90,20 +136,32 @@ class SharedFolder:
         partial.replace(file)
         return True
 
+    def fetch_stop(self, file: Path) -> None:
+        """Create the file of a request to end if one is stored."""
+        uri = f"{self.uri}/{file.name}"
+        with aws_errors(f"read {uri}"):
+            if find_object(self.s3, uri, HIDDEN_OBJECT) is not None:
+                file.touch()
+
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, stop_file: Path | None = None) -> Iterator[None]:
         """Hold the controller's lock, which a thread renews.
 
+        Args:
+            stop_file: The file of a request to end, which is created when such a request is stored.
+
         Raises:
-            UserError: another controller holds it.
+            LockedError: another controller holds it.
             CloudError: AWS refused or cannot be reached.
         """
-        owner = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+        owner = f"{_machine()}/{os.getpid()}/{secrets.token_hex(4)}"
         self.etag = self._acquire(owner)
         ended = threading.Event()
-        renewal = threading.Thread(target=self._renew, args=(owner, ended), daemon=True)
+        renewal = threading.Thread(target=self._renew, args=(owner, ended, stop_file), daemon=True)
         renewal.start()
         try:
+            if stop_file is not None:
+                self.fetch_stop(stop_file)
             yield
         finally:
             ended.set()
@@ -123,12 +181,12 @@ class SharedFolder:
         if etag is None:
             holder = None if held is None else held.holder
             hint = "stop it there; a controller that was killed is replaced after five minutes"
-            raise UserError(
+            raise LockedError(
                 f"a controller of this {self.noun} runs already: {holder or _UNKNOWN_OWNER}", hint
             )
         return etag
 
-    def _renew(self, owner: str, ended: threading.Event) -> None:
+    def _renew(self, owner: str, ended: threading.Event, stop_file: Path | None) -> None:
         """Renew the lock until the end; a lock that another controller has replaced is lost."""
         while not ended.wait(_RENEW_SECONDS):
             with contextlib.suppress(CloudError), aws_errors(f"renew the lock of the {self.noun}"):
@@ -137,18 +195,23 @@ class SharedFolder:
                     self.is_lost = True
                     return
                 self.etag = renewed
+                if stop_file is not None:
+                    self.fetch_stop(stop_file)
+
+    def _lost_error(self) -> LostError:
+        return LostError(
+            f"another controller has taken over this {self.noun}", "follow it on its machine"
+        )
+
+    def _find(self, file: Path) -> ReadObject | None:
+        return find_object(self.s3, f"{self.uri}/{file.name}", HIDDEN_OBJECT)
 
     @property
     def _lock(self) -> S3Lock:
-        return S3Lock(self.s3, f"{self.uri}/{_LOCK}", _OWNER)
+        return S3Lock(self.s3, f"{self.uri}/{LOCK_OBJECT}", _OWNER)
 
     def _write_lock(self, owner: str, etag: str | None) -> str | None:
         return self._lock.write(owner, etag=etag, time=datetime.now(UTC).isoformat())
-
-    def _put(self, file: Path, **options: Any) -> None:
-        uri = f"{self.uri}/{file.name}"
-        with aws_errors(f"write {uri}"):
-            put_object(self.s3, uri, file.read_bytes(), **options)
 
 
 def _is_free(lock: LockState) -> bool:
@@ -166,11 +229,17 @@ def _writer(folder: Path) -> str:
     return file.read_text(encoding="utf-8")
 
 
+def _machine() -> str:
+    """Return the name of this machine, within which process ids are unique."""
+    stream = os.environ.get(_LAMBDA_VARIABLE)
+    return stream.replace("/", "-") if stream else socket.gethostname()
+
+
 def _is_dead_here(owner: str) -> bool:
     """Return whether a lock's owner was a process of this machine that has ended."""
     host, _, rest = owner.partition("/")
     process = rest.partition("/")[0]
-    if host != socket.gethostname() or not process.isdigit():
+    if host != _machine() or not process.isdigit():
         return False
     try:
         os.kill(int(process), 0)

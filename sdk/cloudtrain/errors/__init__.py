@@ -8,6 +8,7 @@ CloudtrainError               exit code 1: a bug of cloudtrain, unless a subclas
 │   ├── UntrustedHomeError    2: a folder of local runs came from elsewhere, and the user has not agreed to use it
 │   ├── BundleError           2: the code folder cannot be packed
 │   ├── RunNotFoundError      2: no such run
+│   ├── NoCheckpointError     2: a run that is to be resumed has left no complete checkpoint
 │   ├── UnreadableStateError  2: the files of a run are damaged or not readable
 │   └── MissingExtraError     2: an optional dependency is not installed
 ├── CloudError                3: AWS refused or cannot be reached
@@ -165,6 +166,10 @@ class BundleError(UserError):
 
 class RunNotFoundError(UserError):
     """No run has this id."""
+
+
+class NoCheckpointError(UserError):
+    """A run that is to be resumed has left no complete checkpoint."""
 
 
 class UnreadableStateError(UserError):

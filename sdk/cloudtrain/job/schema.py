@@ -157,7 +157,7 @@ def _own_field_docs(section: type[Section]) -> dict[str, str]:
 
 def display_default(section: str, name: str, default: Any) -> Any:
     """Return the default of a field as a job file spells it."""
-    if (section, name) in (("Limits", "runtime"), ("Limits", "hang")):
+    if (section, name) in (("Limits", "runtime"), ("Limits", "hang"), ("Recover", "time")):
         return format_duration(default)
     if (section, name) == ("Checkpoint", "every"):
         return str(Checkpoint().every)

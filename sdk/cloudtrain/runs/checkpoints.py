@@ -97,7 +97,7 @@ class CheckpointFolder:
             RunNotFoundError: the plan does not contain the location.
         """
         saved = checkpoints_of(plan, run)
-        return cls(saved.checkpoints, run, environ, saved.folder)
+        return cls(saved.checkpoints, saved.run, environ, saved.folder)
 
     def list(self) -> tuple[SavedCheckpoint, ...]:
         """Return the checkpoints of all runs, newest step first, and those that attached trainers keep.

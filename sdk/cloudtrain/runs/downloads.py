@@ -255,7 +255,7 @@ class RunResults:
         """Yield the files of complete checkpoints, and without a step those that a script keeps beside them."""
         folder = self._checkpoint_folder()
         listed = _without_plain(folder.list())
-        own = [each for each in listed if each.run in (None, self._run)]
+        own = [each for each in listed if each.run in (None, folder.run)]
         complete = [each for each in own if each.is_complete]
         self.left_out = {
             each.name: f"{each.state}: {each.why}" for each in own if not each.is_complete

@@ -291,7 +291,9 @@ def _periods(status: Status, now: float) -> list[_Period]:
     """Return the periods that are paid, in order; each begins and ends as its backend has recorded it."""
     found: list[tuple[float, float, float | None]] = []
     if status.phases:
-        found = list(_billed_periods(status.phases, now))
+        found = [
+            each for phases in _phases_by_attempt(status) for each in _billed_periods(phases, now)
+        ]
     elif status.attempts:
         found = [(_time(each.started), _end(each, now), None) for each in status.attempts]
     elif status.started is not None:
@@ -302,6 +304,12 @@ def _periods(status: Status, now: float) -> list[_Period]:
         _Period(began, max(began, ended), upload, index == 0, index == last)
         for index, (began, ended, upload) in enumerate(found)
     ]
+
+
+def _phases_by_attempt(status: Status) -> list[tuple[Phase, ...]]:
+    """Return the phases of each attempt; those of the run where no attempt has its own."""
+    own = [each.phases for each in status.attempts if each.phases]
+    return own or [status.phases]
 
 
 def _billed_periods(
@@ -345,12 +353,14 @@ def _with_last_wait(
 
 
 def _waits_at_the_end(status: Status) -> bool:
+    is_open = not status.state.is_final
+    if is_open and status.attempts and status.attempts[-1].ended is not None:
+        return True
     if status.phases:
         # The last phase of an ended job has no length.
         timed = [each for each in status.phases if each.ended is None or each.ended > each.started]
         return bool(timed) and not timed[-1].is_billed
-    is_open = not status.state.is_final
-    return is_open and bool(status.attempts) and status.attempts[-1].ended is not None
+    return False
 
 
 @dataclass(frozen=True)
@@ -546,7 +556,7 @@ def _split_start(
     """Return what the starts and restarts consist of: what the phases and the first steps show, and the rest."""
     found = dict.fromkeys(StartPart, 0.0)
     names = {"Downloading": StartPart.DOWNLOAD, "DownloadingTrainingImage": StartPart.IMAGE}
-    for phase in status.phases:
+    for phase in itertools.chain.from_iterable(_phases_by_attempt(status)):
         if phase.name in names:
             found[names[phase.name]] += max(0.0, _end(phase, now) - _time(phase.started))
     waits = (each.ready - each.began for each in stretches if each.ready is not None)

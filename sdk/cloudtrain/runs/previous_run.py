@@ -51,7 +51,8 @@ def checkpoints_of(content: Mapping[str, Any], run: str) -> ResumeSource:
     return ResumeSource(
         folder=folder,
         checkpoints=steps or folder,
-        run=run,
+        # Of a chain, that of the attempt that has saved them.
+        run=plan.get("run") or run,
         uploaded=_data_by_uploaded_uri(plan),
         tracked={name: variables[name] for name in RUN_VARIABLES if name in variables},
         offline_files=str(_fields(config.get("tracking")).get("files", "")),

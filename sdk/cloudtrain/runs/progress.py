@@ -166,6 +166,26 @@ def fold_events(events: Iterable[Event], progress: Progress = Progress()) -> Pro
     return progress
 
 
+def join_progress(earlier: Progress, newest: Progress) -> Progress:
+    """Return the progress of a run after that of the attempt that it continues, which is a run of its own."""
+    newer_or_older = {
+        name: getattr(earlier if getattr(newest, name) is None else newest, name)
+        for name in ("last_step", "last_epoch", "total_steps", "world_size", "device", "checkpoint")
+    }
+    first = earlier if earlier.prepared_at is not None else newest
+    began = earlier if earlier.began_at is not None else newest
+    return replace(
+        newest,
+        **newer_or_older,
+        metrics={**earlier.metrics, **newest.metrics},
+        tracked={**earlier.tracked, **newest.tracked},
+        has_attempts=earlier.has_attempts or newest.has_attempts,
+        prepared_at=first.prepared_at,
+        began_at=began.began_at,
+        stretches=(*earlier.stretches, *newest.stretches),
+    )
+
+
 def _with_stretches(fold: _Fold) -> _Fold:
     def both(progress: Progress, event: Event) -> Progress:
         found = fold(progress, event)

@@ -122,6 +122,7 @@ class Run:
         id: The run id.
         attached: Whether a submit attached to this run of the same request and code instead of starting a new one.
         warnings: The plan's warnings, one sentence each; empty unless `submit` or `resume` returned the run.
+        waits: Whether a submit found no capacity, and a process in the background submits it again.
     """
 
     def __init__(
@@ -131,9 +132,11 @@ class Run:
         *,
         attached: bool = False,
         warnings: Iterable[str] = (),
+        waits: bool = False,
     ) -> None:
         self.id = run_id
         self.attached = attached
+        self.waits = waits
         self.warnings = tuple(warnings)
         self._operations = operations
 
@@ -394,6 +397,14 @@ class Run:
             UserError: the run has no warm pool.
         """
         self._operations.end_warm_pool(self.id)
+
+
+def newest_attempt(run: Run, status: Status) -> Run:
+    """Return the run of the newest attempt, whose log says why a run has ended; the run itself without attempts."""
+    own = status.attempts[-1].run if status.attempts else ""
+    if not own:
+        return run
+    return Run(own, run._operations)  # noqa: SLF001 (of this module)
 
 
 RunLike = str | Run | Status

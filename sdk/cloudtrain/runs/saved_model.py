@@ -134,7 +134,7 @@ def write_weights(
     if checkpoint is not None:
         run.storage().require_stored(run.id, CHECKPOINTS)
         saved = checkpoints_of(plan, run.id)
-        folder = CheckpointFolder(saved.checkpoints, run.id, run.storage().environ)
+        folder = CheckpointFolder(saved.checkpoints, saved.run, run.storage().environ)
         step = _best_step(folder, run.id) if checkpoint == BEST else step_number(checkpoint)
         folder.export(TORCH, step=step, target=target)
         return

@@ -118,6 +118,23 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class RunAttempt(Phase):
+    """An attempt of a run that is continued by itself; `detail` is the reason of its end.
+
+    Attributes:
+        run: Id of its run, where it is a run of its own; empty where the run itself was started again.
+        checkpoint: Step of its newest checkpoint, or None.
+        cost_usd: Its cost so far, or None if the price is unknown.
+        phases: Its phases; empty for backends without phases.
+    """
+
+    run: str = ""
+    checkpoint: int | None = None
+    cost_usd: float | None = None
+    phases: tuple[Phase, ...] = ()
+
+
+@dataclass(frozen=True)
 class Waiting:
     """The capacity that a run waits for.
 
@@ -162,7 +179,7 @@ class Status:
         world_size: Number of ranks, or None if unknown.
         progress: What its events report.
         artifacts: URIs of model and outputs, by name.
-        attempts: Periods for which the run had its machines, of a backend whose queue starts it again.
+        attempts: The attempts of a run that is continued by itself, each with the period for which it had its machines.
     """
 
     run: str
@@ -185,7 +202,7 @@ class Status:
     world_size: int | None = None
     progress: Progress = dataclasses.field(default_factory=Progress)
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    attempts: tuple[Phase, ...] = ()
+    attempts: tuple[RunAttempt, ...] = ()
 
     def __post_init__(self) -> None:
         # The reason can quote the output of a script.
@@ -357,8 +374,9 @@ class Status:
 
     def _billed_since(self) -> datetime | None:
         """Return the start of the current billed period, or None if the run is not billed now."""
-        if self.attempts:
-            return self.attempts[-1].started
+        if self.attempts and not self.phases:
+            newest = self.attempts[-1]
+            return newest.started if newest.ended is None else None
         if not self.phases:
             return self.started
         began: datetime | None = None
@@ -443,7 +461,28 @@ class Status:
             "hosts": dict(progress.host_environments),
             "artifacts": dict(self.artifacts),
             "tracking": dict(progress.tracked),
+            "attempts": list(self._attempts_json()),
         }
+
+    def _attempts_json(self) -> Iterator[dict[str, Any]]:
+        checkpoint = self.progress.checkpoint
+        for number, each in enumerate(self.attempts, 1):
+            is_last = number == len(self.attempts)
+            is_continued = not is_last or (each.ended is not None and not self.state.is_final)
+            step = each.checkpoint
+            if step is None and is_last and not each.run and checkpoint is not None:
+                step = checkpoint.step
+            reason = each.detail or (self.reason if is_last and self.is_ending else "")
+            yield {
+                "attempt": number,
+                "run": each.run or self.run,
+                "state": State.INTERRUPTED if is_continued else self.state,
+                "started": _text(each.started),
+                "ended": _text(each.ended),
+                "reason": reason,
+                "checkpoint_step": step,
+                "cost_usd": each.cost_usd,
+            }
 
 
 def _text(moment: datetime | None) -> str | None:

@@ -15,6 +15,8 @@ OFFERS = {
     "costs": "costs.reading.costs",
     "endpoint_list": "serving.commands.list_endpoints",
     "evaluate": "evaluation.evaluating.evaluate",
+    "recover": "recovery.service.continue_run",
+    "recover_later": "recovery.service.wait_for_capacity",
     "rehearse": "rehearsal.rehearse.rehearse_job",
     "sweep_list": "sweeps.page_record.list_sweeps",
     "sweep_page": "sweeps.page_record.sweep_document",

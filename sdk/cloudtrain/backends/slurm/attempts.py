@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.runs.status import Phase
+from cloudtrain.runs.status import RunAttempt
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.regular_files import read_regular
 from cloudtrain_runtime.contract.json_checks import (
@@ -116,16 +116,19 @@ class Attempts:
         """Time of all attempts together."""
         return sum(each.ended - each.started for each in self.all)
 
-    def phases(self, *, continues: bool) -> tuple[Phase, ...]:
+    def phases(self, *, continues: bool) -> tuple[RunAttempt, ...]:
         """Return the attempts as a status has them; with `continues` the last one has no end."""
+        # What one has saved is what the next one has found.
+        saved = [*(each.checkpoint for each in self.all[1:]), None]
         found = [
-            Phase(
+            RunAttempt(
                 f"attempt {each.number}",
                 _moment(each.started),
                 _moment(each.ended),
                 f"lost {', '.join(each.lost)}" if each.lost else "",
+                checkpoint=checkpoint,
             )
-            for each in self.all
+            for each, checkpoint in zip(self.all, saved, strict=True)
         ]
         if found and continues:
             found[-1] = replace(found[-1], ended=None)

@@ -172,8 +172,11 @@ def _machine_seconds(status: Status) -> float:
     """Return how long a run took that is not billed; 0 for others."""
     if facts_of(status.backend).uses_account or status.started is None:
         return 0.0
-    ended = status.ended or datetime.now(UTC)
-    return max(0.0, (ended - status.started).total_seconds())
+    now = datetime.now(UTC)
+    if status.attempts:
+        # Between two attempts, the machine is free.
+        return sum(((each.ended or now) - each.started).total_seconds() for each in status.attempts)
+    return max(0.0, ((status.ended or now) - status.started).total_seconds())
 
 
 def _read_lost(run: Run, billing: Billing, ended: datetime | None) -> LostWork:

@@ -223,6 +223,7 @@ def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         "total_steps": status.progress.total_steps,
         "seconds_left": status.seconds_left(),
         "metric": None if name is None else {"name": name, "value": metrics[name]},
+        "attempts": len(status.attempts),
         "cost_usd": status.cost_usd,
         "instance_type": status.instance_type,
         "tags": {} if plan is None else tags_of(plan),

@@ -318,7 +318,9 @@ def _find_weights(
     if not isinstance(checkpoint, str):
         found = folder.find(checkpoint)
         return found.uri, found.step
-    best = next((each for each in folder.list() if each.best and each.run in (None, run)), None)
+    best = next(
+        (each for each in folder.list() if each.best and each.run in (None, folder.run)), None
+    )
     if best is None:
         hint = f"only runs with train.export: best mark one; see: cloudtrain checkpoints {run}"
         raise UserError(f"{run} has no checkpoint that is marked as best", hint)

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.bundle import Contents
+from cloudtrain.controllers.budget import Budget
 from cloudtrain.controllers.outside_causes import cause_of_end, cause_of_error
 from cloudtrain.controllers.pauses import Pauses
 from cloudtrain.controllers.reserved_runs import ReservedRuns
@@ -44,7 +45,7 @@ from cloudtrain.features.sweeps.results import SweepState, describe_trial
 from cloudtrain.features.sweeps.spec import Rungs
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.study import Study
-from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState, settle
+from cloudtrain.features.sweeps.trial import Trial, TrialState, settle
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.history import read_history

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cloudtrain.controllers.budget import Budget
 from cloudtrain.errors import EXIT_DONE, EXIT_RUN_ENDED_EARLY, EXIT_RUN_FAILED
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
-from cloudtrain.features.sweeps.trial import Budget, Trial, TrialState
+from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, Summary, count
 from cloudtrain.support.units import format_plain_number, format_usd

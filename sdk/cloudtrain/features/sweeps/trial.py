@@ -1,23 +1,15 @@
-"""One trial of a sweep: its values, its run, its state and its cost; and the budget of all trials. Pure.
-
-A trial starts only if its reservation fits into what is left. The reservation is the most that the cost model expects:
-the time limit, and the reserve for a late stop (`planning.cost.OverLimit`), at the price of the cluster. A trial that
-ends returns what it did not use. So the sum of all costs never exceeds the budget, as long as no run costs more than
-its reservation. If one does, no other trial starts.
-"""
+"""One trial of a sweep: its values, its run, its state and its cost. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from cloudtrain.controllers.budget import overrun_of
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
-
-_CENT = 0.005
-"""Costs are rounded to cents."""
 
 
 class TrialState(StrEnum):
@@ -89,6 +81,11 @@ class Trial:
     started: float = 0.0
     ended: float | None = None
 
+    @property
+    def is_active(self) -> bool:
+        """Whether it holds its reservation."""
+        return self.state.is_active
+
     def but(self, **changes: Any) -> Trial:
         """Return the trial with other values."""
         return dataclasses.replace(self, **changes)
@@ -110,48 +107,6 @@ class Trial:
         )
 
 
-@dataclass(frozen=True)
-class Budget:
-    """The budget at one moment, in US dollars.
-
-    Attributes:
-        limit_usd: `limits.cost`; None without a limit.
-        spent_usd: Costs of the runs that have ended.
-        reserved_usd: Reservations of the active runs.
-        overrun_usd: What ended runs cost beyond their reservations.
-    """
-
-    limit_usd: float | None
-    spent_usd: float = 0.0
-    reserved_usd: float = 0.0
-    overrun_usd: float = 0.0
-
-    @classmethod
-    def of(cls, limit_usd: float | None, trials: Iterable[Trial]) -> Budget:
-        """Return the budget after these trials, which is all that it depends on."""
-        spent = reserved = overrun = 0.0
-        for trial in trials:
-            spent += trial.settled_usd
-            overrun += trial.overrun_usd
-            reserved += trial.reservation_usd if trial.state.is_active else 0.0
-        return cls(limit_usd, spent, reserved, overrun)
-
-    @property
-    def is_overrun(self) -> bool:
-        """Whether a run cost more than its reservation, so that no other trial may start."""
-        return self.limit_usd is not None and self.overrun_usd > _CENT
-
-    def allows(self, reservation_usd: float) -> bool:
-        """Return whether a trial with this reservation may start now."""
-        return self.can_ever_allow(reservation_usd + self.reserved_usd)
-
-    def can_ever_allow(self, reservation_usd: float) -> bool:
-        """Return whether a trial may start when the active ones have returned all of their reservations."""
-        if self.limit_usd is None:
-            return True
-        return not self.is_overrun and reservation_usd <= self.limit_usd - self.spent_usd + 1e-9
-
-
 def settle(trial: Trial, cost_usd: float | None) -> Trial:
     """Return a trial whose run has ended: the cost takes the place of the reservation.
 
@@ -160,9 +115,8 @@ def settle(trial: Trial, cost_usd: float | None) -> Trial:
         cost_usd: Cost of the run that has ended; None if it is unknown, which counts as the reservation.
     """
     cost = trial.reservation_usd if cost_usd is None else cost_usd
-    over = max(0.0, cost - trial.reservation_usd)
     return trial.but(
         settled_usd=trial.settled_usd + cost,
-        overrun_usd=trial.overrun_usd + (over if over > _CENT else 0.0),
+        overrun_usd=trial.overrun_usd + overrun_of(trial.reservation_usd, cost),
         reservation_usd=0.0,
     )

@@ -14,6 +14,7 @@ from cloudtrain.job.fields import (
     Section,
     parse_switch,
 )
+from cloudtrain.job.sections.recover import RecoverField
 from cloudtrain.support.units import format_duration
 
 MAX_RUNTIME_SECONDS = 28 * 86400
@@ -54,5 +55,7 @@ class Limits(Section):
     """How often failed workers are restarted from the last checkpoint, at most 30."""
     hang: HangLimit = 600
     """End a run without a new step for this long beyond its slowest step so far, 10s to 28d; off disables this."""
+    recover: RecoverField = None
+    """Continue the run by itself after outside causes; on for the defaults."""
     require_rehearsal: bool = False
     """Refuse a submit to SageMaker without a receipt of a proven rehearsal (cloudtrain rehearse)."""

@@ -17,7 +17,8 @@ function timeline(status, events) {
   const row = (label, shapes, count) => el("div", { class: "lane" },
     el("span", { class: "lane-label" }, label, count ? el("span", { class: "muted" }, ` ${count}`) : null),
     svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${label} between ${formatTime(first)} and ${formatTime(last)}` }, shapes));
-  const lanes = [row(status.phases.length ? "phases" : "attempts", bars(status, events, at, last).map((bar, index) => {
+  const hasPhases = status.phases.length && !continues(status);
+  const lanes = [row(hasPhases ? "phases" : "attempts", bars(status, events, at, last).map((bar, index) => {
     const left = place(bar.from), width = Math.max(0.2, place(bar.to) - left);
     const shape = svg("rect", { x: left, y: 1, width, height: 8, class: `bar bar-${index % 4}` });
     shape.append(titleOf(`${bar.label}: ${formatDuration(bar.to - bar.from)}, from ${formatTime(bar.from)}`));
@@ -39,8 +40,16 @@ function timeline(status, events) {
       table("Events", ["time", "event"], listed.slice(-500).map((event) => [formatTime(event.time), describeEvent(event)]))));
 }
 
+/** Return whether a run has several attempts, each with machines of its own. */
+function continues(status) {
+  return status.attempts?.length > 1;
+}
+
 /** Return the phases, or for runs without phases the attempts, each from its start to the next. */
 function bars(status, events, at, last) {
+  if (continues(status)) {
+    return status.attempts.map((each) => ({ label: `attempt ${each.attempt}`, from: at(each.started), to: at(each.ended) ?? last }));
+  }
   if (status.phases.length) {
     return status.phases.map((phase) => ({ label: phase.name, from: at(phase.started), to: at(phase.ended) ?? last }));
   }

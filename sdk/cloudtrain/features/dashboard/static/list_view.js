@@ -112,7 +112,7 @@ class ListView {
       row.texts.left ? el("span", { class: "muted" }, ` ${row.texts.left}`) : null) : row.texts.steps;
     return el("tr", {}, el("td", {}, box),
       el("th", { scope: "row" }, el("a", { href: `#/run/${encodeURIComponent(row.reference)}` }, row.name), " ", el("span", { class: "muted id" }, row.reference)),
-      el("td", {}, stateBadge(row.state), row.texts.reason && row.state === "FAILED" ? el("span", { class: "muted short" }, ` ${row.texts.reason.slice(0, 80)}`) : null),
+      el("td", {}, stateBadge(row.state), row.attempts > 1 ? el("span", { class: "muted" }, ` ${row.attempts} attempts`) : null, row.texts.reason && row.state === "FAILED" ? el("span", { class: "muted short" }, ` ${row.texts.reason.slice(0, 80)}`) : null),
       el("td", { title: formatTime(row.created) }, row.created ? formatDuration(Date.now() / 1000 - row.created) : ""),
       el("td", {}, progress),
       el("td", {}, row.metric ? `${row.metric.name} ${describeMetric(row.metric.value)}` : ""),
