@@ -15,7 +15,6 @@ from cloudtrain.console import command_name, print_message, progress_bar
 from cloudtrain.console.cells import cut_text
 from cloudtrain.console.facts import print_facts, print_sentence
 from cloudtrain.console.terminal import is_terminal
-from cloudtrain.job.recover_causes import RECOVER_CAUSES
 from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.notebook.summary import Row, count
 from cloudtrain.support.shown_places import shown_place
@@ -558,11 +557,9 @@ class ConsoleObserver(Observer):
 
     def on_recover(self, limits: Recover) -> None:
         """Print how long the run continues by itself."""
-        causes = " or ".join(each.replace("_", " ") for each in limits.on)
-        after = "an outside cause" if limits.on == RECOVER_CAUSES else causes
-        most = f"{count(limits.attempts, 'attempt')} in {format_duration(limits.time)}"
-        cost = "" if limits.cost is None else f" for {format_usd(limits.cost)}"
-        print_message(f"it continues by itself after {after}: at most {most}{cost}")
+        from cloudtrain.planning.recovery import describe_recovery
+
+        print_message(describe_recovery(limits))
 
     def on_wait(self, reason: str, seconds: float) -> None:
         """Print why and when the submit is retried."""

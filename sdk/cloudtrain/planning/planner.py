@@ -45,6 +45,7 @@ from cloudtrain.planning.package_checks import (
 from cloudtrain.planning.placement import choose_placement
 from cloudtrain.planning.plan import BatchPlan, CodeInfo, LengthPlan, Plan
 from cloudtrain.planning.plan_file import PLAN_FILE
+from cloudtrain.planning.recovery import decide_recovery
 from cloudtrain.planning.request import Decisions, render_request
 from cloudtrain.planning.request_limits import check_limits
 from cloudtrain.planning.resumed_fields import describe_changes
@@ -145,6 +146,7 @@ def _decide(
     resumed = resumed or _named_checkpoints(spec, target)
     yield from target.check(spec, code.conventions, resumed)
     limits, cost = yield from target.decide_limits(spec, today)
+    yield from decide_recovery(spec, target.name, cost.max_usd)
     local_rank = yield from find_local_rank_option(spec, code.conventions)
     yield from check_search_paths(spec, image if target.machine is None else None)
     yield from check_sizes(spec)

@@ -113,13 +113,14 @@ def begin_with_job(
         plan: Its plan; by default it is made here.
 
     Raises:
-        CloudtrainError: The job is not valid, or its plan has no price for a limited budget.
+        CloudtrainError: The job is not valid.
     """
     home = client.session.home or make_home()
     code = read_code(spec, home)
     plan = plan or client.planner(spec, backend=backend)(spec)
     limits = spec.limits.recover or Recover()
-    reservation, hourly = _costs_of(plan, limits)
+    # A plan whose estimate is above limits.recover.cost, or unknown beside it, has an error.
+    reservation = plan.cost.max_usd or 0.0
     attempt = ChainAttempt(plan.run, reservation_usd=reservation, started=time.time())
     chain = Chain(
         id=plan.run,
@@ -129,7 +130,7 @@ def begin_with_job(
         created=time.time(),
         limits=limits,
         reservation_usd=reservation,
-        usd_per_hour=hourly,
+        usd_per_hour=plan.cost.usd_per_hour or 0.0,
         attempts=(attempt,),
         identity=plan.identity,
     )
@@ -335,23 +336,6 @@ def environ_of(settings: Settings) -> dict[str, str]:
             text = value if isinstance(value, str) else ",".join(value)
             found[f"CLOUDTRAIN_{name.upper()}"] = text
     return found
-
-
-def _costs_of(plan: Plan, limits: Recover) -> tuple[float, float]:
-    """Return what an attempt reserves, and the price per hour; 0 where nothing is billed."""
-    if plan.cost.max_usd is None:
-        if limits.cost is not None:
-            raise UserError(
-                "no price is known for the instance type, so limits.recover.cost could not hold",
-                "refresh the prices: cloudtrain catalog refresh; or remove limits.recover.cost",
-            )
-        return 0.0, 0.0
-    if limits.cost is not None and plan.cost.max_usd > limits.cost:
-        raise UserError(
-            f"one attempt may cost {plan.cost.max_usd:.2f} USD, and limits.recover.cost is {limits.cost:g} USD",
-            "raise it, or lower limits.runtime",
-        )
-    return plan.cost.max_usd, plan.cost.usd_per_hour or 0.0
 
 
 def control(
