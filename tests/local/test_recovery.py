@@ -64,7 +64,10 @@ def test_a_chain_survives_every_kill(chains: Chains, cli: Cli, weights: str) -> 
     service.control(stored, report=pytest.fail)
     assert stored.read() == before
     # Nothing continues the chain until a command does.
+    abandoned = f"nothing continues it when this attempt ends: cloudtrain recover {run}"
+    assert abandoned not in cli("status", run, "--json").json["warnings"]
     kill_controller(run)
+    assert abandoned in cli("status", run, "--json").json["warnings"]
     kill(host_of(before.newest.run))
     chains.release(11)
     waiting = until(lambda: _waits(cli, run))

@@ -209,7 +209,26 @@ def test_explain_says_why_no_other_attempt_began(cli: Cli, failed: str) -> None:
 def test_explain_of_an_inside_cause_names_the_field(cli: Cli, home: Path) -> None:
     chain = write_chain(home, TRIED[:1], state=State.FAILED, reason=KILLED)
     action = cli("explain", chain, "--json").json["action"]
-    assert action.startswith("Attempt 1 was the last one: limits.recover.on has no cause")
+    why = "only the causes of limits.recover.on begin another one"
+    assert action.startswith(f"Attempt 1 was the last one: {why}")
+
+
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, None])
+def test_an_attempt_begins_no_chain_of_its_own(cli: Cli, home: Path, state: State | None) -> None:
+    chain = write_chain(home, TRIED[:2], state=state, reason="" if state is None else KILLED)
+    done = cli("recover", attempt_id(2))
+    assert done.code == 2
+    assert f"is a later attempt of {chain}" in done.err
+    assert f"cloudtrain recover {chain}" in done.err
+    assert not (home / "chains" / attempt_id(2)).exists()
+
+
+def test_a_damaged_record_of_another_run_keeps_nothing(cli: Cli, chain: str, home: Path) -> None:
+    other = write_chain(home, TRIED[:1], state=State.FAILED, reason=KILLED, name="other")
+    (home / "chains" / other / "chain.json").write_text("{")
+    done = cli("rm", chain, "--yes")
+    assert done.code == 0, done.err
+    assert not (home / "chains" / chain).exists()
 
 
 # Costs

@@ -30,6 +30,11 @@ def test_a_plan_says_what_all_attempts_may_cost(
     assert not any("recover" in each for each in plan_of(ONE_ATTEMPT).decisions)
 
 
+@pytest.mark.parametrize("recover", ["{on: []}", "{time: 0s}", "{attempts: 0}"])
+def test_a_limit_under_which_nothing_continues_is_refused(plan_of: PlanOf, recover: str) -> None:
+    assert "limits.recover" in refusal(plan_of, ONE_ATTEMPT, f"limits.recover={recover}")
+
+
 def test_a_limit_that_does_not_pay_for_one_attempt_is_refused(plan_of: PlanOf) -> None:
     told = refusal(plan_of, ONE_ATTEMPT, "limits.recover={cost: 500 USD}")
     assert "limits.recover" in told

@@ -110,6 +110,7 @@ class ChainView:
             cost_usd=_sum_costs(found),
             progress=progress,
             attempts=tuple(_attempts(existing)),
+            is_abandoned=not (state.is_final or self._may_be_controlled()),
         )
 
     def summary(self) -> Status:
@@ -176,7 +177,8 @@ class ChainView:
             waits = self._pause() or f"attempt {number} is about to start"
             return self._waiting_state(waits, newest.reason)
         if not shown.state.is_final:
-            return shown.state, _join(shown.reason, f"attempt {number}" if number > 1 else "")
+            place = f"attempt {number} of at most {chain.limits.attempts}"
+            return shown.state, _join(shown.reason, place)
         ended = f"attempt {number} has ended, and its controller has not looked at it yet"
         return self._waiting_state(ended, _first_line(shown.reason))
 
@@ -193,9 +195,11 @@ class ChainView:
             return chain.state, chain.reason
         if is_stopped:
             return State.STOPPED, STOPPED_BY_REQUEST
-        return State.QUEUED, _join(
-            f"no controller of this machine continues it: cloudtrain recover {chain.id}", *reasons
-        )
+        return State.QUEUED, _join(_no_controller(chain.id), *reasons)
+
+    def _may_be_controlled(self) -> bool:
+        """Whether something may continue the chain: of one in an account, that may be elsewhere."""
+        return not facts_of(self._backend.name).is_local or self._is_controlled()
 
     def _is_controlled(self) -> bool:
         """Return whether a controller of this machine continues the chain, or this cannot be read."""
@@ -347,6 +351,10 @@ class ChainView:
 def _with_runs(chain: Chain) -> tuple[ChainAttempt, ...]:
     """Return the attempts whose runs exist."""
     return tuple(each for each in chain.attempts if each.state is not AttemptState.PLANNED)
+
+
+def _no_controller(chain: str) -> str:
+    return f"no controller of this machine continues it: cloudtrain recover {chain}"
 
 
 def _has_results(status: Status) -> bool:

@@ -140,6 +140,11 @@ class Client(OfflineClient):
             SpecError, BundleError, SettingsError, MissingExtraError: The input is wrong; nothing was started.
             CloudError: A check failed, AWS refused or cannot be reached; nothing was started.
         """
+        if not isinstance(recover, bool | None):
+            raise UserError(
+                f"recover: expected True, False or None, got {recover!r}",
+                "its limits are limits.recover of the job",
+            )
         loaded = read_job(job, self.session.code)
         if install:
             _refuse_install(backend)
@@ -283,8 +288,8 @@ class Client(OfflineClient):
         run: RunLike,
         *,
         attempts: int | None = None,
-        cost: float | None = None,
-        time: float | None = None,
+        cost: float | str | None = None,
+        time: float | str | None = None,
         on: Iterable[RecoverCause] | None = None,
     ) -> Run:
         """Continue a run by itself: after an outside cause, the next attempt begins at its newest checkpoint.
@@ -295,12 +300,12 @@ class Client(OfflineClient):
         Args:
             run: The run, its reference or its id. One whose process was killed is watched again.
             attempts: How many attempts may train, the first one included.
-            cost: Most that all attempts together may cost, in US dollars.
-            time: Seconds after which no other attempt begins.
+            cost: Most that all attempts together may cost, in US dollars or as in the job: `"500 USD"`.
+            time: Time after which no other attempt begins, in seconds or as in the job: `"14d"`.
             on: The causes after which another attempt begins.
 
         Returns:
-            The run, which has all attempts from now on.
+            The run with all of its attempts. The given object keeps showing the first one alone.
 
         Raises:
             RunNotFoundError: There is no such run.
@@ -309,14 +314,15 @@ class Client(OfflineClient):
         """
         given = {
             "attempts": attempts,
-            "cost": None if cost is None else f"{cost} USD",
-            "time": None if time is None else f"{time:g}s",
-            "on": None if on is None else list(on),
+            "cost": f"{cost} USD" if isinstance(cost, int | float) else cost,
+            "time": f"{time:g}s" if isinstance(time, int | float) else time,
+            "on": [on] if isinstance(on, str) else on and list(on),
         }
         found = self.get_run(run)
-        offer("recover")(
+        limits = offer("recover")(
             self, found, **{key: each for key, each in given.items() if each is not None}
         )
+        self.session.observer.on_recover(limits)
         return self.get_run(found.reference)
 
     def evaluate(self, *arguments: Any, **given: Any) -> Any:

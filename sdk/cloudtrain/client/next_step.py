@@ -48,7 +48,7 @@ def _last_of_chain(status: Status) -> RunAttempt | None:
 def _why_last(status: Status, last: RunAttempt) -> str:
     first_line = last.detail.strip().partition("\n")[0]
     why = status.reason.removeprefix(first_line).removeprefix("; ")
-    why = why or "limits.recover.on has no cause of this kind"
+    why = why or "only the causes of limits.recover.on begin another one"
     return f"Attempt {len(status.attempts)} was the last one: {why}."
 
 

@@ -70,7 +70,12 @@ def run_folders(status: Status) -> tuple[Path, ...]:
     record = _record_folder(status)
     if not record.is_dir():
         return (own,)
-    folders = [own.with_name(each.run) for each in read_chain(record).attempts]
+    try:
+        attempts = read_chain(record).attempts
+    except UserError:
+        # It names no attempts, which are runs of their own without it.
+        return (own,)
+    folders = [own.with_name(each.run) for each in attempts]
     return tuple(each for each in folders if each.is_dir() or each.is_symlink())
 
 

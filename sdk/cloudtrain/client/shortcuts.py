@@ -162,8 +162,8 @@ def recover(
     run: RunLike,
     *,
     attempts: int | None = None,
-    cost: float | None = None,
-    time: float | None = None,
+    cost: float | str | None = None,
+    time: float | str | None = None,
     on: Iterable[RecoverCause] | None = None,
     settings: Settings | None = None,
 ) -> Run:

@@ -180,6 +180,7 @@ class Status:
         progress: What its events report.
         artifacts: URIs of model and outputs, by name.
         attempts: The attempts of a run that is continued by itself, each with the period for which it had its machines.
+        is_abandoned: Whether it was to be continued by itself, and the process that does so has ended.
     """
 
     run: str
@@ -203,6 +204,7 @@ class Status:
     progress: Progress = dataclasses.field(default_factory=Progress)
     artifacts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     attempts: tuple[RunAttempt, ...] = ()
+    is_abandoned: bool = False
 
     def __post_init__(self) -> None:
         # The reason can quote the output of a script.
@@ -281,6 +283,10 @@ class Status:
         progress = self.progress
         found = _environment_warnings(progress.host_environments.values())
         found += progress.untracked.values()
+        if self.is_abandoned:
+            found.append(
+                f"nothing continues it when this attempt ends: cloudtrain recover {self.run}"
+            )
         # For a failed run, only the failure matters.
         if self.state is not State.FAILED:
             found += self._training_warnings()

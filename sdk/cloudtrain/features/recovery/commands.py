@@ -25,7 +25,7 @@ from cloudtrain.support.units import parse_money
     "--cost",
     callback=parsed_by(parse_money),
     metavar="USD",
-    help="Most that all attempts together may cost.",
+    help="Most that all attempts together may cost ('500 USD').",
 )
 @click.option(
     "--time",
@@ -62,8 +62,11 @@ def recover(
     from cloudtrain import console
     from cloudtrain.client.client import Client
     from cloudtrain.console import runs as shown
+    from cloudtrain.console.plans import ConsoleObserver
 
-    found = Client().recover(run, attempts=attempts, cost=cost, time=seconds, on=causes or None)
+    with ConsoleObserver() as observer:
+        client = Client(observer=observer)
+        found = client.recover(run, attempts=attempts, cost=cost, time=seconds, on=causes or None)
     if follow:
         from cloudtrain.console.follow import follow as follow_run
 

@@ -238,7 +238,7 @@ def _refuse_ended(client: Client, run: Run, status: Status, limits: Recover) -> 
         )
 
 
-def continue_run(client: Client, run: Run, **given: Any) -> None:
+def continue_run(client: Client, run: Run, **given: Any) -> Recover:
     """Let a run continue by itself: begin its chain, or start the controller of its chain again.
 
     Args:
@@ -246,7 +246,11 @@ def continue_run(client: Client, run: Run, **given: Any) -> None:
         run: The run, or the first one of a chain.
         given: Fields of `limits.recover` that replace those of its job.
 
+    Returns:
+        Its limits.
+
     Raises:
+        SpecError: A field is not valid.
         UserError: Its queue does so already, it has ended in a way that comes again, or its chain has other limits.
     """
     if facts_of(run.backend).has_sites:
@@ -254,6 +258,7 @@ def continue_run(client: Client, run: Run, **given: Any) -> None:
             f"{run.reference} needs no recovery: Slurm queues it again after an interruption",
             f"see: cloudtrain status {run.reference}",
         )
+    Recover(**given)
     stored = StoredChain.find(run.id, client.session.home)
     if stored is None:
         _refuse_later_attempt(client, run)
@@ -270,16 +275,17 @@ def continue_run(client: Client, run: Run, **given: Any) -> None:
                 f"to end that: cloudtrain stop {run.reference}",
             )
     start(stored, client)
+    return stored.read().limits
 
 
 def _refuse_later_attempt(client: Client, run: Run) -> None:
-    """Refuse a later attempt of a chain that has not ended, and name the chain.
+    """Refuse a later attempt of a chain, and name the chain: of a chain of its own, it would be in two.
 
     Raises:
         UserError: It is one.
     """
     chain = find_chain_of_attempt(run.id, client.session.context().homes)
-    if chain is not None and chain.state is None:
+    if chain is not None:
         raise UserError(
             f"{run.reference} is a later attempt of {chain.id}, whose name all commands take",
             f"cloudtrain recover {chain.id}",

@@ -17,9 +17,9 @@ class Recover(Section):
     """How many attempts may train, the first one included; those that got no instances do not count."""
     cost: Annotated[Dollars, Field(gt=0)] | None = None
     """Most that all attempts together may cost; the last one gets less time if the rest demands it."""
-    time: Duration = 14 * 86400
+    time: Annotated[Duration, Field(gt=0)] = 14 * 86400
     """Time from the submit after which no other attempt begins."""
-    on: tuple[RecoverCause, ...] = RECOVER_CAUSES
+    on: Annotated[tuple[RecoverCause, ...], Field(min_length=1)] = RECOVER_CAUSES
     """The causes after which another attempt begins."""
 
 
