@@ -15,7 +15,8 @@ from pathlib import Path
 
 from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.state_file import read_state
-from cloudtrain.backends.slurm.attempts import MOST_WITHOUT_CHECKPOINT, Attempts
+from cloudtrain.backends.slurm.attempts import Attempts
+from cloudtrain.runs.attempt_chain import MOST_WITHOUT_CHECKPOINT
 from cloudtrain_runtime.contract.checkpoint_folder import WRITING_PREFIX
 from support.jobs import until
 from support.slurm_cluster import Cluster

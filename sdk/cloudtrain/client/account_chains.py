@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 
 from cloudtrain.aws.errors import aws_errors
 from cloudtrain.aws.s3_objects import HIDDEN_OBJECT, find_object, put_object
-from cloudtrain.runs.attempt_chain import CHAIN_FILE, CHAINS_FOLDER, STOP_FILE, Chain, parse_chain
+from cloudtrain.runs.attempt_chain import CHAIN_FILE, CHAINS_FOLDER, Chain, parse_chain
 from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.controller_files import STOP_FILE
 
 if TYPE_CHECKING:
     from types_boto3_s3 import S3Client

@@ -42,14 +42,6 @@ def list_with_chains(
     yield from heapq.merge(others, found, key=lambda pair: submission_time(pair[1]), reverse=True)
 
 
-def chain_of_attempt(run: str, homes: Sequence[Path]) -> str:
-    """Return the chain of which a run is an attempt; the run itself where it is of none."""
-    for _, chain in read_chains(homes):
-        if any(each.run == run for each in chain.attempts):
-            return chain.id
-    return run
-
-
 def _has_runs(backend: Backend, chain: Chain) -> bool:
     return any(backend.may_have(each.run) for each in chain.attempts)
 

@@ -17,7 +17,6 @@ from cloudtrain.errors import CloudError, CloudtrainError, RunNotFoundError
 from cloudtrain.runs.attempt_chain import (
     CHAIN_FILE,
     CHAINS_FOLDER,
-    STOP_FILE,
     AttemptState,
     Chain,
     ChainAttempt,
@@ -26,11 +25,13 @@ from cloudtrain.runs.attempt_chain import (
     read_chain,
 )
 from cloudtrain.runs.billing import Billing
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.progress import join_progress
 from cloudtrain.runs.run import parse_reference
 from cloudtrain.runs.status import RunAttempt, State, Status
 from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.controller_files import LOCK_FILE, PAUSE_FILE, STOP_FILE
 from cloudtrain.support.regular_files import read_regular
 
 if TYPE_CHECKING:
@@ -38,10 +39,6 @@ if TYPE_CHECKING:
     from cloudtrain.backends.context import BackendContext
     from cloudtrain.client.account_chains import AccountChains
     from cloudtrain.runs.downloads import RunStorage
-
-LOCK_FILE = "lock"
-PAUSE_FILE = "pause"
-STOPPED_BY_REQUEST = "stopped by request"
 
 
 def as_chain(backend: Backend, run: str, homes: Iterable[Path]) -> Backend:

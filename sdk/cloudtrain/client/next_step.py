@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cloudtrain.errors import EXIT_RUN_FAILED
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.support.backend_facts import backend_option
 
 if TYPE_CHECKING:
     from cloudtrain.failure_rules import Explanation, Facts
     from cloudtrain.runs.run import Run
     from cloudtrain.runs.status import RunAttempt, Status
-
-_STOPPED = "stopped by request"
 
 
 def explain_with_next_step(run: Run, status: Status) -> Explanation:
@@ -39,7 +38,7 @@ def explain_end(run: Run, status: Status, facts: Facts) -> Explanation:
 
 def _last_of_chain(status: Status) -> RunAttempt | None:
     """Return the attempt whose end has ended a chain; None for a chain that has succeeded, and for other runs."""
-    if not status.attempts or not status.exit_code or status.reason == _STOPPED:
+    if not status.attempts or not status.exit_code or status.reason == STOPPED_BY_REQUEST:
         return None
     last = status.attempts[-1]
     return last if last.run and last.detail else None

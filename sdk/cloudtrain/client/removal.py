@@ -12,11 +12,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.backends.container.state_file import STATE_FILE
-from cloudtrain.client.chain_list import chain_of_attempt
 from cloudtrain.errors import UserError
 from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.planning.plan_file import PLAN_FILE
-from cloudtrain.runs.attempt_chain import CHAINS_FOLDER, read_chain
+from cloudtrain.runs.attempt_chain import CHAINS_FOLDER, find_chain_of_attempt, read_chain
 from cloudtrain.runs.history import read_history
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.main_metric import is_higher_better, main_metric
@@ -134,11 +133,11 @@ def select_named(client: Client, names: Iterable[str]) -> Removal:
 
 
 def _refuse_attempt(client: Client, run: Run) -> None:
-    chain = chain_of_attempt(run.id, client.session.context().homes)
-    if chain != run.id:
+    chain = find_chain_of_attempt(run.id, client.session.context().homes)
+    if chain is not None:
         raise UserError(
-            f"{run.reference} is an attempt of {chain}, which is one run; {_NOTHING}",
-            f"to delete all its attempts: cloudtrain rm {chain}",
+            f"{run.reference} is an attempt of {chain.id}, which is one run; {_NOTHING}",
+            f"to delete all its attempts: cloudtrain rm {chain.id}",
         )
 
 

@@ -122,9 +122,9 @@ class Session:
         Raises:
             RunNotFoundError: No backend at hand has this run, or several runs have this name.
         """
-        from cloudtrain.client.chain_list import chain_of_attempt
         from cloudtrain.client.chain_view import as_chain, find_waiting
         from cloudtrain.client.run_names import RunNames
+        from cloudtrain.runs.attempt_chain import find_chain_of_attempt
         from cloudtrain.runs.known_runs import LATEST, job_name
         from cloudtrain.runs.run import reference_of
 
@@ -141,7 +141,8 @@ class Session:
             return waiting
         if text.rpartition(":")[2] in (LATEST, job_name(run)):
             # The newest run of a job can be an attempt, of which nobody has given the id.
-            run = chain_of_attempt(run, context.homes)
+            chain = find_chain_of_attempt(run, context.homes)
+            run = run if chain is None else chain.id
         return as_chain(backend, run, context.homes), run
 
     def list_runs(

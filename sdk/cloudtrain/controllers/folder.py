@@ -13,13 +13,11 @@ from typing import IO, ClassVar
 
 from cloudtrain.client.home import all_homes
 from cloudtrain.errors import UserError
+from cloudtrain.support.controller_files import LOCK_FILE, PAUSE_FILE, STOP_FILE
 from cloudtrain.support.home_folder import make_home
 from cloudtrain.support.run_id import is_run_id, written_order
 
 CONTROLLER_LOG = "controller.log"
-_LOCK_FILE = "lock"
-_STOP_FILE = "stop"
-_PAUSE_FILE = "pause"
 _PAUSE_BYTES = 1024
 _LOCK_ATTEMPTS = 20
 _LOCK_PAUSE_SECONDS = 0.05
@@ -53,18 +51,18 @@ class ControllerFolder:
     @property
     def stop_file(self) -> Path:
         """The file whose existence asks the controller to stop."""
-        return self.folder / _STOP_FILE
+        return self.folder / STOP_FILE
 
     @property
     def is_controlled(self) -> bool:
         """Whether a controller of this folder runs on this machine."""
-        with (self.folder / _LOCK_FILE).open("a+") as file:
+        with (self.folder / LOCK_FILE).open("a+") as file:
             return not _try_lock(file)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
         """Hold the lock of the controller, if no other process does; the value says whether this one does."""
-        with (self.folder / _LOCK_FILE).open("a+") as file:
+        with (self.folder / LOCK_FILE).open("a+") as file:
             # Who asks for `is_controlled` holds the lock for a moment.
             for _ in range(_LOCK_ATTEMPTS):
                 if _try_lock(file):
@@ -80,7 +78,7 @@ class ControllerFolder:
         """
         content = cause.encode("utf-8", "replace")[:_PAUSE_BYTES].ljust(_PAUSE_BYTES)
         with contextlib.suppress(OSError):
-            descriptor = os.open(self.folder / _PAUSE_FILE, os.O_WRONLY | os.O_CREAT, 0o666)
+            descriptor = os.open(self.folder / PAUSE_FILE, os.O_WRONLY | os.O_CREAT, 0o666)
             try:
                 os.write(descriptor, content)
             finally:
@@ -89,7 +87,7 @@ class ControllerFolder:
     def read_pause(self) -> str:
         """Return why no run starts at present; empty without a pause."""
         try:
-            content = (self.folder / _PAUSE_FILE).read_bytes()
+            content = (self.folder / PAUSE_FILE).read_bytes()
         except OSError:
             return ""
         return content.decode("utf-8", "replace").strip()

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 CHAINS_FOLDER = "chains"
 CHAIN_FILE = "chain.json"
 CHAIN_VERSION = 1
-STOP_FILE = "stop"
-"""The request to end a chain, in its folder and in its copy in S3."""
-
 MOST_WITHOUT_CHECKPOINT = 3
 """Attempts in a row without a new checkpoint after which a chain ends."""
 

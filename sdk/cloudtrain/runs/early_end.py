@@ -8,6 +8,10 @@ OUTSIDE_STOP = "stopped by a signal from outside"
 """Beginning of the reason of a run that something else than cloudtrain has stopped: preemption, a node drain, a logout."""
 
 
+STOPPED_BY_REQUEST = "stopped by request"
+"""The reason of a run that its user has stopped."""
+
+
 def early_end(progress: Progress) -> str:
     """Return why a run that nobody has asked to stop has ended before its last step; empty if it is complete.
 

@@ -12,11 +12,11 @@ import sys
 import threading
 from pathlib import Path
 
-from cloudtrain.backends.container.job import STOPPED_BY_REQUEST
 from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import LOCK_FILE, RecordedState
 from cloudtrain.backends.container.supervision import Recorder, Supervision, write_report
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.runs.status import State
 from cloudtrain.support.backend_facts import MACHINE_BACKEND
 

@@ -39,7 +39,6 @@ from cloudtrain.runs.status import State
 from cloudtrain_runtime.contract.bucket_owner import owners_from
 from cloudtrain_runtime.contract.file_uri import path_of
 
-STOPPED_BY_REQUEST = "stopped by request"
 """Reason of a run that its user has stopped."""
 
 LIMIT_REACHED = "MaxRuntimeExceeded"

@@ -14,9 +14,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.backends.container.job import STOPPED_BY_REQUEST, Outcome, run_job
+from cloudtrain.backends.container.job import Outcome, run_job
 from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.process_tree import adopt_orphans, descendants, kill
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain_runtime.contract.redaction import redact

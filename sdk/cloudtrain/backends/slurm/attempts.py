@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.runs.attempt_chain import MOST_WITHOUT_CHECKPOINT
 from cloudtrain.runs.status import RunAttempt
 from cloudtrain.support.atomic_write import write_atomically
 from cloudtrain.support.regular_files import read_regular
@@ -23,9 +24,6 @@ from cloudtrain_runtime.contract.json_checks import (
 from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 ATTEMPTS_FILE = "attempts.json"
-
-MOST_WITHOUT_CHECKPOINT = 3
-"""Attempts in a row without a new checkpoint after which a run ends."""
 
 _BAD_LOSSES = 2
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.base import with_key
-from cloudtrain.backends.container.job import STOPPED_BY_REQUEST
 from cloudtrain.backends.container.job_folder import JobFolder
 from cloudtrain.backends.container.run_folders import RunFolders, last_line, modified
 from cloudtrain.backends.container.state_file import (
@@ -41,7 +40,7 @@ from cloudtrain.planning.batch_job import BatchJob
 from cloudtrain.planning.plan import Plan
 from cloudtrain.planning.plan_file import PLAN_FILE
 from cloudtrain.runs.billing import Billing
-from cloudtrain.runs.early_end import OUTSIDE_STOP
+from cloudtrain.runs.early_end import OUTSIDE_STOP, STOPPED_BY_REQUEST
 from cloudtrain.runs.previous_run import PreviousRun
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status

@@ -22,7 +22,7 @@ from typing import Any
 
 from cloudtrain.backends.container.artifacts import describe_unstored
 from cloudtrain.backends.container.event_tail import read_progress
-from cloudtrain.backends.container.job import LIMIT_REACHED, STOPPED_BY_REQUEST
+from cloudtrain.backends.container.job import LIMIT_REACHED
 from cloudtrain.backends.container.job_folder import ATTEMPT_FILE, JobFolder
 from cloudtrain.backends.container.process_tree import adopt_orphans
 from cloudtrain.backends.container.state_file import RecordedState, read_state
@@ -32,7 +32,7 @@ from cloudtrain.backends.container.supervision import (
     print_line,
     write_report,
 )
-from cloudtrain.backends.slurm.attempts import MOST_WITHOUT_CHECKPOINT, Attempts
+from cloudtrain.backends.slurm.attempts import Attempts
 from cloudtrain.backends.slurm.bad_nodes import avoid
 from cloudtrain.backends.slurm.commands import Slurm
 from cloudtrain.backends.slurm.hosts import SrunHosts
@@ -45,6 +45,8 @@ from cloudtrain.backends.slurm.run_files import (
 )
 from cloudtrain.backends.slurm.stop_notice import needed_grace, notice_time
 from cloudtrain.errors import CloudtrainError, UnreachableError
+from cloudtrain.runs.attempt_chain import MOST_WITHOUT_CHECKPOINT
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.runs.progress import Progress
 from cloudtrain.runs.status import State
 from cloudtrain.support.atomic_write import write_atomically

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from cloudtrain.aws.retry import Backoff
 from cloudtrain.backends.container.process_tree import processes_of_run
+from cloudtrain.client.next_step import explain_with_next_step
 from cloudtrain.controllers.budget import Budget, overrun_of
 from cloudtrain.controllers.outside_causes import cause_of_error
 from cloudtrain.controllers.pauses import Pauses
@@ -35,6 +36,7 @@ from cloudtrain.runs.attempt_chain import (
     Chain,
     ChainAttempt,
 )
+from cloudtrain.runs.early_end import STOPPED_BY_REQUEST
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status
 from cloudtrain.support.backend_facts import facts_of
@@ -46,7 +48,6 @@ _PAUSED_SECONDS = 2.0
 _LEAST_RUNTIME_SECONDS = 600
 """A shorter attempt would be spent on its own start."""
 _SAVE_SECONDS = 30.0
-_STOPPED = "stopped by request"
 
 
 class Controller:
@@ -125,7 +126,7 @@ class Controller:
 
     def _reason_to_end(self) -> str:
         if self._stored.stop_file.exists():
-            return _STOPPED
+            return STOPPED_BY_REQUEST
         if not has_time(self._chain):
             return f"limits.recover.time of {format_duration(self._chain.limits.time)} is over"
         return ""
@@ -215,7 +216,7 @@ class Controller:
             # The next step stops it.
             self._save(self._chain.with_newest(attempt.but(state=AttemptState.RUNNING)))
             return
-        state = State.STOPPED if reason == _STOPPED else State.FAILED
+        state = State.STOPPED if reason == STOPPED_BY_REQUEST else State.FAILED
         self._end(attempt, state, reason)
 
     # What a run reports
@@ -248,7 +249,7 @@ class Controller:
 
     def _close(self, attempt: ChainAttempt, run: Run, status: Status) -> None:
         """Record the end of an attempt, with the next one or the end of the chain."""
-        explained = self._reserved.client().explain(run)
+        explained = explain_with_next_step(run, status)
         cause = find_cause(status, explained)
         cost = 0.0 if self._is_free else status.cost_usd
         checkpoint = status.progress.checkpoint
@@ -278,7 +279,7 @@ class Controller:
         if state is State.SUCCEEDED:
             self._save(chain.ended(State.SUCCEEDED, ""))
         elif self._stored.stop_file.exists():
-            self._save(chain.ended(State.STOPPED, _STOPPED))
+            self._save(chain.ended(State.STOPPED, STOPPED_BY_REQUEST))
         elif cause not in chain.limits.on:
             self._save(chain.ended(state, reason))
         elif why := _reason_against(chain):
