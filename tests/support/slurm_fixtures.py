@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cloudtrain.backends.slurm.checks import check_nodes, was_seen
+from cloudtrain.backends.slurm.commands import Slurm
+from cloudtrain.settings.slurm_sites import SlurmSite
+from cloudtrain.support.checks import Result
 from cloudtrain.support.config_folder import config_folder
 from support.slurm_cluster import Cluster, cluster, require_slurm
 
@@ -49,8 +53,14 @@ def settings_file() -> Path:
 
 @pytest.fixture
 def slurm_site(slurm: Cluster) -> Iterator[Path]:
-    """The shared folder of a site `test`, which is in the user's settings."""
+    """The shared folder of a site `test`, which is in the user's settings. Nodes have passed the check of it today.
+
+    Otherwise a submit asks free nodes, which a test that has filled the cluster has not.
+    """
     folder = slurm.folder / "cloudtrain"
+    site = SlurmSite("test", folder, origin="config.toml:1")
+    assert all(each.result is not Result.FAIL for each in check_nodes(site, None, Slurm()))
+    assert was_seen(site)
     settings = settings_file()
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(f'[slurm.test]\nfolder = "{folder}"\n')
