@@ -21,6 +21,7 @@ from cloudtrain.errors import UserError
 from cloudtrain.features.sweeps.engine import Engine
 from cloudtrain.features.sweeps.planning import EngineRules, SweepPlan
 from cloudtrain.features.sweeps.results import SweepState, SweepStatus
+from cloudtrain.features.sweeps.spec import HYPERBAND
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep
 from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.features.sweeps.tuning_request import (
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 TUNING_FILE = "tuning.json"
 _FINAL = ("Completed", "Failed", "Stopped")
+_STOPS = ("Stopping", "Stopped")
 _MOST_ATTEMPTS = 1000
 _POLL_SECONDS = 1.0
 _AWS_POLL_SECONDS = 30.0
@@ -141,11 +143,14 @@ class TuningEngine(Engine):
         described = None if service is None or not name else service.describe(name)
         trials: tuple[Trial, ...] = ()
         if described is not None and service is not None:
+            status = described["HyperParameterTuningJobStatus"]
+            state = _STATES[status]
+            # Other strategies stop no trial, and a stop of the sweep stops all.
+            is_pruning = self.sweep.spec.strategy == HYPERBAND and status not in _STOPS
             trials = tuple(
-                self._read_trial(number, each, reservation)
+                self._read_trial(number, each, reservation, is_pruning=is_pruning)
                 for number, each in enumerate(service.trials(name))
             )
-            state = _STATES[described["HyperParameterTuningJobStatus"]]
             reason = str(described.get("FailureReason", ""))
         elif name:
             state = SweepState.FAILED
@@ -176,13 +181,15 @@ class TuningEngine(Engine):
         opened = next(iter(backend_package(self.backend).find_backends(context)), None)
         return None if opened is None else opened.tuning_jobs()
 
-    def _read_trial(self, number: int, found: TuningTrial, reservation: float) -> Trial:
+    def _read_trial(
+        self, number: int, found: TuningTrial, reservation: float, *, is_pruning: bool
+    ) -> Trial:
         try:
             values = read_values(searched_values(self.sweep), found.hyperparameters)
         except TrialError:
             # Another program has created this tuning job.
             values = dict(found.hyperparameters)
-        state, reason = _state_of(found)
+        state, reason = _state_of(found, is_pruning=is_pruning)
         cost = found.cost_usd if found.cost_usd is not None else reservation
         is_active = state.is_active
         return Trial(
@@ -200,13 +207,18 @@ class TuningEngine(Engine):
         )
 
 
-def _state_of(found: TuningTrial) -> tuple[TrialState, str]:
-    """Return the state of a trial and the reason."""
+def _state_of(found: TuningTrial, *, is_pruning: bool) -> tuple[TrialState, str]:
+    """Return the state of a trial and the reason.
+
+    Args:
+        found: What SageMaker knows about it.
+        is_pruning: Whether it is the tuning job that stops trials.
+    """
     if not found.state.is_final:
         return TrialState.RUNNING, ""
     if found.state is State.SUCCEEDED and found.objective is None:
         return TrialState.FAILED, "its log has no value of the objective"
-    if found.state is State.STOPPED and found.objective is not None:
+    if found.state is State.STOPPED and is_pruning and found.objective is not None:
         return TrialState.PRUNED, "stopped before its end"
     states = {State.SUCCEEDED: TrialState.SUCCEEDED, State.STOPPED: TrialState.STOPPED}
     return states.get(found.state, TrialState.FAILED), found.reason
