@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -57,9 +58,32 @@ Rule = Callable[[Request], Answer | None]
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+    """A server that leaves no connection and no thread behind."""
+
+    # `server_close` waits for the threads.
+    daemon_threads = False
     # Checks connect all at once. A connection that does not fit into the queue tries again after a second.
     request_queue_size = 256
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self._open: set[socket.socket] = set()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        self._open.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for connection in tuple(self._open):
+            # The client may have closed it.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
 
 class Front:
@@ -78,7 +102,7 @@ class Front:
         self.requests: list[Request] = []
         self.barrier: threading.Barrier | None = None
         self._moto = urlsplit(moto)
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._server = _Server(self._handler())
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.05,), daemon=True
         )
@@ -95,6 +119,8 @@ class Front:
         try:
             yield self
         finally:
+            if self.barrier is not None:
+                self.barrier.abort()
             self._server.shutdown()
             self._server.server_close()
 
