@@ -15,13 +15,15 @@ _OWN_SCRIPTS: Final = (
     "format.js",
     "charts.js",
     "drawings.js",
+    "log_view.js",
     "run_view.js",
     "list_view.js",
+    "compare_view.js",
     "sweep_view.js",
     "app.js",
 )
 SCRIPTS: Final = ("vendor/uPlot.iife.min.js", *_OWN_SCRIPTS)
-STYLES: Final = ("vendor/uPlot.min.css", "style.css")
+STYLES: Final = ("vendor/uPlot.min.css", "base.css", "charts.css", "list.css", "run.css")
 
 
 def live_page() -> str:

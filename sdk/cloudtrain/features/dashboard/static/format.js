@@ -57,6 +57,27 @@ function formatTime(seconds) {
   return seconds ? new Date(seconds * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : "";
 }
 
+const MINUTE = 60, HOUR = 3600, DAY = 86400;
+const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/** Return how long ago a moment was, as people say it: `18 s ago`, `2 h ago`, `3 d ago`; after a month its date. */
+function describeAgo(seconds, now = Date.now() / 1000) {
+  if (!seconds) return "";
+  const age = Math.max(0, now - seconds);
+  if (age < MINUTE) return `${Math.floor(age)} s ago`;
+  if (age < HOUR) return `${Math.floor(age / MINUTE)} min ago`;
+  if (age < 2 * DAY) return `${Math.floor(age / HOUR)} h ago`;
+  if (age < 30 * DAY) return `${Math.floor(age / DAY)} d ago`;
+  const date = new Date(seconds * 1000), year = date.getUTCFullYear();
+  const day = `${date.getUTCDate()} ${MONTHS[date.getUTCMonth()]}`;
+  return year === new Date(now * 1000).getUTCFullYear() ? day : `${day} ${year}`;
+}
+
+/** Return the short id of a run's id or reference, by which every command finds it. */
+function shortId(run) {
+  return run.slice(-6);
+}
+
 function formatUsd(value) {
   return value === null || value === undefined ? "price unknown" : `${value.toFixed(2).replace(/\B(?=(\d{3})+\.)/g, ",")} USD`;
 }
