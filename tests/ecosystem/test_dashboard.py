@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from support.jobs import Cli, command
+from support.dashboard_tabs import (
+    WAIT_MILLISECONDS,
+    Served,
+    Tab,
+    browser_of,
+    end_dashboard,
+    open_tab,
+    start_dashboard,
+)
+from support.jobs import Cli
 from support.recorded_runs import step_events, write_run
 from support.recorded_sweeps import write_sweep
 
@@ -25,41 +29,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 PICTURES = Path(__file__).parents[2] / "build" / "pictures"
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
 ONE, TWO, THREE = (
     "digits-261120-101500-000001",
     "digits-261120-111500-000002",
     "other-261120-121500-000003",
 )
 ATTACK = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>\x1b]0;x\x07'
-WAIT_MILLISECONDS = 60_000
-
-
-@dataclass
-class Tab:
-    """A page of the browser, and what it has reported."""
-
-    page: Any
-    errors: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def open(self, url: str) -> None:
-        self.page.goto(url)
-        self.page.wait_for_selector("h1", timeout=WAIT_MILLISECONDS)
-
-    def chart(self, title: str) -> Any:
-        return self.page.locator(
-            "figure.chart", has=self.page.locator("figcaption", has_text=title)
-        ).first
-
-    def wait_points(self, title: str, count: int) -> None:
-        """Wait until a chart has at least this many points."""
-        check = "([node, count]) => Number(node.dataset.points) >= count"
-        handle = self.chart(title).element_handle(timeout=WAIT_MILLISECONDS)
-        self.page.wait_for_function(check, arg=[handle, count], timeout=WAIT_MILLISECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +42,8 @@ def browser() -> Iterator[Any]:
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed (make test-all)"
     )
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+    with browser_of(playwright.sync_playwright) as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -78,20 +51,11 @@ def tab(browser: Any) -> Iterator[Callable[..., Tab]]:
     """Return a function that opens a tab of a size. At the end no tab may have reported an error."""
     opened: list[tuple[Any, Tab]] = []
 
-    def open_tab(width: int = 1280, height: int = 900, scheme: str = "light") -> Tab:
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
-        )
-        found = Tab(context.new_page())
-        found.page.on(
-            "console", lambda each: found.errors.append(each.text) if each.type == "error" else None
-        )
-        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
-        found.page.on("request", lambda each: found.requests.append(each.url))
-        opened.append((context, found))
-        return found
+    def open_one(width: int = 1280, height: int = 900, scheme: str = "light") -> Tab:
+        opened.append(open_tab(browser, width, height, scheme))
+        return opened[-1][1]
 
-    yield open_tab
+    yield open_one
     for context, each in opened:
         context.close()
         assert each.errors == []
@@ -154,57 +118,29 @@ def home(tmp_path: Path) -> Path:
     return place
 
 
-@dataclass(frozen=True)
-class Served:
-    """A dashboard that runs."""
-
-    url: str
-    process: subprocess.Popen[str]
-
-    @property
-    def port(self) -> int:
-        return urlsplit(self.url).port or 0
-
-    def ask(self, path: str, headers: Mapping[str, str], method: str = "GET") -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.putrequest(method, path, skip_host="Host" in headers)
-        for name, value in headers.items():
-            connection.putheader(name, value)
-        connection.endheaders()
-        status = connection.getresponse().status
-        connection.close()
-        return status
-
-    @property
-    def token(self) -> str:
-        return self.url.partition("#token=")[2]
-
-
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    running: list[subprocess.Popen[str]] = []
+    running: list[Served] = []
 
     def start(home: Path, *options: str) -> Served:
-        environ = {**os.environ, "CLOUDTRAIN_HOME": str(home), "HOME": str(tmp_path)}
-        argv = [str(command()), "dashboard", "--port", "0", "--json", *options]
-        process = subprocess.Popen(
-            argv, env=environ, stdout=subprocess.PIPE, text=True, cwd=tmp_path
-        )
-        running.append(process)
-        text = ""
-        while not text.rstrip().endswith("}"):
-            line = process.stdout.readline() if process.stdout else ""
-            assert line, "the dashboard has ended"
-            text += line
-        return Served(json.loads(text)["url"], process)
+        running.append(start_dashboard(home, tmp_path, *options))
+        return running[-1]
 
     yield start
-    for process in running:
-        if process.stdout:
-            process.stdout.close()
-        process.send_signal(signal.SIGINT)
-        process.wait(300)
-        assert process.returncode in (0, 130, -signal.SIGINT)
+    for each in running:
+        end_dashboard(each.process)
+
+
+def list_rows(found: Tab, count: int) -> Any:
+    """Return the rows of the list, once there are so many."""
+    rows = found.page.locator("table.runs tbody tr:not(.group)")
+    rows.nth(count - 1).wait_for(timeout=WAIT_MILLISECONDS)
+    found.page.wait_for_function(
+        "(count) => document.querySelectorAll('table.runs tbody tr:not(.group)').length === count",
+        arg=count,
+        timeout=WAIT_MILLISECONDS,
+    )
+    return rows
 
 
 def test_the_list_filters_sorts_and_groups(
@@ -212,13 +148,13 @@ def test_the_list_filters_sorts_and_groups(
 ) -> None:
     found = tab()
     found.open(serve(home).url)
-    rows = found.page.locator("table.runs tbody tr")
-    rows.nth(2).wait_for(timeout=WAIT_MILLISECONDS)
+    rows = list_rows(found, 3)
     found.page.wait_for_selector("text=team=vision", timeout=WAIT_MILLISECONDS)
     assert "token" not in found.page.url
     found.page.get_by_label("filter").fill("vision")
     assert rows.count() == 1
-    assert ONE in rows.inner_text()
+    assert ONE[-6:] in rows.inner_text()
+    assert rows.locator(".id").get_attribute("title") == f"local:{ONE}"
     found.page.get_by_label("filter").fill("")
     found.page.get_by_label("group by").select_option("tag team")
     assert found.page.locator("tr.group").all_inner_texts() == [
@@ -227,12 +163,275 @@ def test_the_list_filters_sorts_and_groups(
         "vision (1)",
     ]
     found.page.get_by_label("group by").select_option("")
-    found.page.get_by_label("state").select_option("FAILED")
-    assert THREE in rows.inner_text()
-    found.page.get_by_label("state").select_option("")
-    found.page.get_by_role("button", name="run").click()
+    found.page.get_by_role("button", name="1 failed").click()
+    assert THREE[-6:] in rows.inner_text()
+    found.page.get_by_role("button", name="1 failed").click()
+    found.page.get_by_role("button", name="run", exact=True).click()
     names = found.page.locator("table.runs tbody th a").all_inner_texts()
-    assert names == sorted(names)
+    assert names == ["digits", "digits", "other"]
+    found.page.get_by_role("button", name="run", exact=True).click()
+    names = found.page.locator("table.runs tbody th a").all_inner_texts()
+    assert names == ["other", "digits", "digits"]
+
+
+def test_filters_and_order_survive_a_reload(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
+    found = tab()
+    found.open(serve(home).url)
+    rows = list_rows(found, 3)
+    found.page.get_by_label("filter").fill("digits")
+    found.page.get_by_role("button", name="2 succeeded").click()
+    found.page.get_by_role("button", name="key metric").click()
+    found.page.get_by_role("button", name="key metric").click()
+    found.page.get_by_label("group by").select_option("state")
+    address = found.page.url.partition("#")[2]
+    assert address == "/?q=digits&state=SUCCEEDED&group=state&sort=-metric"
+    found.page.reload()
+    rows = list_rows(found, 2)
+    assert found.page.url.endswith(address)
+    # The newest first would be the other way round.
+    assert [ONE[-6:], TWO[-6:]] == rows.locator(".id").all_inner_texts()
+    assert found.page.get_by_label("filter").input_value() == "digits"
+    assert found.page.get_by_label("group by").input_value() == "state"
+    pressed = found.page.get_by_role("button", name="2 succeeded").get_attribute("aria-pressed")
+    assert pressed == "true"
+    header = found.page.locator("th", has=found.page.get_by_role("button", name="key metric"))
+    assert header.get_attribute("aria-sort") == "descending"
+    # The page of a run, and back.
+    rows.first.locator("a").click()
+    found.page.wait_for_selector("figure.chart", timeout=WAIT_MILLISECONDS)
+    found.page.go_back()
+    list_rows(found, 2)
+    assert found.page.get_by_label("filter").input_value() == "digits"
+
+
+def write_trials(home: Path, sweep: str, count: int) -> None:
+    """Write the runs of a sweep; the last trial has failed."""
+    for number in range(count):
+        write_run(
+            home,
+            f"searched-261120-14150{number}-00001{number}",
+            step_events(20, loss=1.0 + number),
+            job={"tags": {"sweep": sweep, "trial": str(number), "team": "vision"}},
+            state="FAILED" if number == count - 1 else "SUCCEEDED",
+            reason="a trial broke" if number == count - 1 else "",
+        )
+
+
+def test_the_trials_of_a_sweep_are_one_row_that_opens(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
+    (sweep,) = [each.name for each in (home / "sweeps").iterdir()]
+    write_trials(home, sweep, 4)
+    found = tab()
+    found.open(serve(home).url)
+    rows = list_rows(found, 4)
+    row = found.page.locator("tr.sweep")
+    assert rows.first.get_attribute("class") == "sweep"
+    row.get_by_text("best validation loss").wait_for(timeout=WAIT_MILLISECONDS)
+    text = row.inner_text()
+    assert "4 of 6 trials, 1 failed" in text
+    assert "SUCCEEDED" in text
+    assert row.locator(".name a").get_attribute("href") == f"#/sweep/{sweep}"
+    assert not found.page.locator(".sweeps").is_visible()
+    toggle = row.get_by_role("button")
+    assert toggle.get_attribute("aria-expanded") == "false"
+    toggle.click()
+    list_rows(found, 8)
+    assert row.get_by_role("button").get_attribute("aria-expanded") == "true"
+    trials = found.page.locator("tr.trial")
+    assert trials.locator(".name .short").all_inner_texts() == [
+        f"trial {each}" for each in (3, 2, 1, 0)
+    ]
+    # The row of the sweep says which one it is; other tags stay.
+    assert trials.first.locator(".tags").inner_text() == "team=vision"
+    found.page.reload()
+    list_rows(found, 8)
+    found.page.get_by_label(f"select the trials of {sweep}").check()
+    assert found.page.get_by_role("button", name="Compare 4 runs").is_visible()
+    row.get_by_role("button").click()
+    list_rows(found, 4)
+    # A failed trial is found without opening its sweep.
+    found.page.get_by_role("button", name="2 failed").click()
+    list_rows(found, 3)
+    assert trials.locator(".why").inner_text() == "a trial broke"
+
+
+def test_keys_move_select_search_and_open(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
+    (sweep,) = [each.name for each in (home / "sweeps").iterdir()]
+    write_trials(home, sweep, 2)
+    found = tab()
+    found.open(serve(home).url)
+    list_rows(found, 4)
+    page = found.page
+    current = "document.activeElement.closest('tr')?.querySelector('.id').title"
+    page.keyboard.press("j")
+    assert page.evaluate(current) == sweep
+    page.keyboard.press("ArrowRight")
+    list_rows(found, 6)
+    page.keyboard.press("ArrowLeft")
+    list_rows(found, 4)
+    page.keyboard.press("j")
+    assert page.evaluate(current) == f"local:{THREE}"
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    assert page.get_by_role("button", name="Compare 2 runs").is_visible()
+    page.keyboard.press("k")
+    assert page.evaluate(current) == f"local:{THREE}"
+    page.keyboard.press("x")
+    assert page.get_by_text("Select another run to compare.").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("j?x")
+    assert page.get_by_label("filter").input_value() == "j?x"
+    assert page.get_by_role("button", name="Show all runs").is_visible()
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.id") != "filter"
+    assert page.get_by_label("filter").input_value() == "j?x"
+    page.get_by_role("button", name="Show all runs").click()
+    page.keyboard.press("?")
+    assert "search" in page.locator("dialog.keys").inner_text()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("figure.chart", timeout=WAIT_MILLISECONDS)
+    assert page.url.endswith(f"#/run/local%3A{THREE}")
+    page.go_back()
+    list_rows(found, 4)
+    assert page.get_by_label(f"select {TWO}").is_checked()
+    # Who uses speech input can turn them off.
+    page.get_by_role("button", name="Keys").click()
+    page.get_by_label("Use these keys").uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("j")
+    assert page.evaluate(current) is None
+
+
+LONG_REASON = (
+    "rank 1 on algo-1 (local rank 1) failed: ValueError: shapes [32, 10] and [32, 11] do not fit: "
+    "expected 10 classes, found 11 in shard-0007.parquet, of which 3 rows have no label at all, so "
+    "the data of this shard were written by an older version of the exporter"
+)
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_long_reason_is_cut_at_a_word_and_whole_on_hover(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab], width: int
+) -> None:
+    write_run(home, "late-261120-141500-00000c", step_events(5), state="FAILED", reason=LONG_REASON)
+    found = tab(width)
+    found.open(serve(home).url)
+    list_rows(found, 4)
+    why = found.page.locator(".why", has_text="shapes")
+    assert why.get_attribute("title") == LONG_REASON
+    shown = why.inner_text()
+    assert shown.endswith("…")
+    assert LONG_REASON.startswith(shown[:-1])
+    assert LONG_REASON[len(shown) - 1] in " ,;:.("
+    # What is left of it fits, so the style cuts nothing off.
+    assert why.evaluate("(node) => node.scrollWidth <= node.clientWidth")
+    other = found.page.locator(".why", has_text="broken")
+    assert other.inner_text().endswith("ValueError: broken")
+    # It has a line of its own, below that of the run.
+    row = found.page.locator("tr", has=why)
+    assert why.bounding_box()["y"] >= row.locator(".name a").bounding_box()["y"] + 15
+
+
+def test_columns_are_there_where_a_run_has_content(
+    tmp_path: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
+    place = tmp_path / "home"
+    write_run(place, ONE, step_events(30))
+    found = tab()
+    served = serve(place)
+    found.open(served.url)
+    list_rows(found, 1)
+    titles = found.page.locator("table.runs thead th")
+    assert titles.all_inner_texts() == ["run", "state", "age ↑", "duration", "key metric"]
+    row = found.page.locator("table.runs tbody tr")
+    row.locator("svg.spark path").wait_for(timeout=WAIT_MILLISECONDS)
+    assert row.locator(".duration").inner_text() == "30m"
+    assert row.locator(".age").get_attribute("title") == "2026-11-20 10:15:00 UTC"
+    assert not row.locator(".progress").is_visible()
+    write_run(place, TWO, step_events(30), job={"tags": {"team": "text"}})
+    list_rows(found, 2)
+    found.page.wait_for_selector("text=team=text", timeout=WAIT_MILLISECONDS)
+    assert titles.all_inner_texts()[-1] == "tags"
+    found.page.get_by_label("filter").fill(ONE[-6:])
+    assert titles.all_inner_texts()[-1] == "key metric"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_list_is_cards_on_a_telephone(
+    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab], scheme: str
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="install it: make test-all"
+    ).Axe()
+    (sweep,) = [each.name for each in (home / "sweeps").iterdir()]
+    write_trials(home, sweep, 3)
+    found = tab(375, 812, scheme)
+    found.open(f"{serve(home).url}")
+    list_rows(found, 4)
+    found.page.locator("tr.sweep button").click()
+    list_rows(found, 7)
+    found.page.locator("svg.spark").nth(4).wait_for(timeout=WAIT_MILLISECONDS)
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= 375
+    row = found.page.locator("tr", has=found.page.locator(f"[title='local:{TWO}']"))
+    parts = (".name a", ".badge", ".age", ".value", "svg.spark")
+    boxes = [row.locator(each).bounding_box() for each in parts]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 375 for box in boxes)
+    assert boxes[3]["y"] > boxes[0]["y"]
+    found.page.get_by_label("order by").select_option("metric")
+    assert "sort=metric" in found.page.url
+    found.page.get_by_label(f"select {ONE}").check()
+    found.page.get_by_label(f"select {TWO}").check()
+    violations = axe.run(found.page).response["violations"]
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in violations] == []
+
+
+WATCH_SHIFTS = """
+window.shifts = [];
+new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((each) => each.value)))
+  .observe({ type: "layout-shift", buffered: true });
+"""
+
+
+def test_a_long_list_moves_nothing_and_then_rests(
+    tmp_path: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
+) -> None:
+    place, count = tmp_path / "home", 300
+    for number in range(count):
+        # Names, tags and curves are read after the list.
+        job = {"name": f"named-{number}", "tags": {"team": str(number % 3)}}
+        write_run(place, f"run-261120-101500-{number:06x}", step_events(5), job=job)
+    found = tab()
+    found.page.add_init_script(WATCH_SHIFTS)
+    found.open(serve(place).url)
+    list_rows(found, count)
+    is_drawn = "(count) => document.querySelectorAll('svg.spark').length === count"
+    found.page.wait_for_function(is_drawn, arg=count, timeout=WAIT_MILLISECONDS)
+    assert found.page.evaluate("window.shifts") == []
+    # News of one run leaves the elements of the others, and nothing happens without news.
+    found.page.evaluate(
+        """() => {
+          window.changes = 0;
+          document.querySelectorAll("table.runs tbody tr").forEach((row) => { row.isOld = true; });
+          const count = (found) => { window.changes += found.length; };
+          new MutationObserver(count).observe(document.querySelector("table.runs tbody"), { childList: true, subtree: true });
+          window.cloudtrain.view.draw();
+        }"""
+    )
+    assert found.page.evaluate("new Promise(requestAnimationFrame).then(() => window.changes)") == 0
+    write_run(place, "new-261121-101500-0000ff", step_events(5))
+    rows = list_rows(found, count + 1)
+    assert rows.first.locator(".name a").inner_text() == "new"
+    assert rows.evaluate_all("(rows) => rows.filter((row) => row.isOld).length") == count
 
 
 def test_a_runs_page_shows_every_point_and_the_hovered_value(
@@ -248,18 +447,18 @@ def test_a_runs_page_shows_every_point_and_the_hovered_value(
     chart.focus()
     for _ in range(60):
         chart.press("ArrowRight")
-    step = int(chart.locator(".u-legend tr").first.locator(".u-value").inner_text())
-    shown = chart.locator(".u-legend tr", has_text="train/loss").locator(".u-value").inner_text()
+    step = int(chart.locator(".chart-at").inner_text().removeprefix("step "))
+    shown = chart.locator(".chart-values li").first.locator(".chart-value").inner_text()
     assert float(shown) == pytest.approx(2.0 / (1 + step / 10), rel=1e-3)
-    shown = found.page.inner_text("main")
-    for text in (
-        "Confusion matrix",
-        "hello from a script",
-        "file:///c/step-50",
-        "train.epochs",
-        "team=vision",
+    for name, text in (
+        ("Overview", "Confusion matrix"),
+        ("Overview", "team=vision"),
+        ("Checkpoints", "file:///c/step-50"),
+        ("Plan", "train.epochs"),
+        ("Log", "hello from a script"),
     ):
-        assert text in shown
+        found.page.get_by_role("tab", name=name).click()
+        assert text in found.page.inner_text("main")
     found.page.get_by_label("search").fill("nothing like this")
     assert "no line matches" in found.page.inner_text("#log-section")
 
@@ -274,8 +473,9 @@ def test_a_failed_run_shows_its_explanation(
     found.page.wait_for_selector("text=Why it failed", timeout=WAIT_MILLISECONDS)
     assert "ValueError: broken" in found.page.inner_text(".message")
     assert found.page.locator(".actions button").first.inner_text() == "Copy command after the fix…"
-    found.page.click("text=The log around it")
-    assert "ValueError: broken" in found.page.inner_text("pre[aria-label='Log around the failure']")
+    found.page.click("text=Jump to it in the log")
+    # Its log has no line with the message, but the event of the failure.
+    assert "ends with exit code 1" in found.page.inner_text(".line.target")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
@@ -321,7 +521,7 @@ def test_zooming_fetches_the_range(
     found = tab()
     served = serve(home)
     found.open(served.url)
-    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:long-261120-131500-000004")
+    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:long-261120-131500-000004/charts")
     found.wait_points("loss", 500)
     chart = found.chart("loss")
     is_read = "(node) => node.getAttribute('aria-label').includes('at step 20000')"
@@ -386,13 +586,13 @@ def test_a_comparison_shows_differences_and_winners(
     found.open(served.url)
     for run in (ONE, TWO, THREE):
         found.page.get_by_label(f"select {run}").check(timeout=WAIT_MILLISECONDS)
-    found.page.get_by_role("button", name="Compare selected").click()
+    found.page.get_by_role("button", name="Compare 3 runs").click()
     found.page.wait_for_selector("text=Parallel coordinates", timeout=WAIT_MILLISECONDS)
     text = found.page.inner_text("main")
     assert "train.epochs" in text
     assert found.page.locator(".best").count() >= 1
     assert found.page.locator("polyline").count() == 3
-    found.wait_points("loss", 200)
+    found.wait_points("Training loss", 200)
 
 
 def write_report(cli: Cli, home: Path, path: Path, *runs: str) -> Path:
@@ -411,7 +611,7 @@ def test_a_report_opens_from_disk_without_a_server(
     several = write_report(cli, home, tmp_path / "several.html", ONE, TWO)
     found.open(several.as_uri())
     assert "Settings that differ" in found.page.inner_text("main")
-    found.page.get_by_role("link", name=f"local:{ONE}").click()
+    found.page.get_by_role("link", name="digits 000001").first.click()
     found.wait_points("loss", 103)
 
 

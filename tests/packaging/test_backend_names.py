@@ -38,6 +38,7 @@ ALLOWED = {
     ("features/sweeps/spec.py", "sagemaker"): "an engine of sweeps",
     ("preflight/base.py", "sagemaker"): "a service of AWS, whose client has a type",
     ("job/diagnostics.py", "slurm"): "a section of job files",
+    ("runs/titles.py", "slurm"): "a section of job files",
     ("job/job_fields.py", "slurm"): "a section of job files",
     ("planning/resumed_fields.py", "slurm"): "a section of job files",
     ("settings/slurm_sites.py", "slurm"): "a table of settings files",

@@ -8,7 +8,12 @@ from support.recorded_sweeps import write_sweep
 
 from cloudtrain.errors import RunNotFoundError
 from cloudtrain.features.sweeps import service
-from cloudtrain.features.sweeps.page_record import importance_of, list_sweeps, sweep_document
+from cloudtrain.features.sweeps.page_record import (
+    importance_of,
+    list_sweeps,
+    sweep_document,
+    sweep_row,
+)
 from cloudtrain.features.sweeps.space import Space
 from cloudtrain.features.sweeps.stored_sweep import find_stored
 
@@ -66,3 +71,12 @@ def test_sweeps_are_listed_and_an_unknown_one_is_refused(sweep: str) -> None:
     assert sweep in list_sweeps()
     with pytest.raises(RunNotFoundError):
         sweep_document("absent")
+
+
+def test_the_list_has_the_state_and_the_best_of_a_sweep(sweep: str) -> None:
+    row = sweep_row(sweep)
+    assert (row["sweep"], row["name"], row["state"]) == (sweep, "searched", "SUCCEEDED")
+    assert row["is_final"]
+    assert row["planned_trials"] == len(sweep_document(sweep)["trials"])
+    assert row["best"] == sweep_document(sweep)["best"]["objective"]
+    assert (row["metric"], row["is_maximized"]) == ("validation/loss", False)

@@ -151,6 +151,8 @@ def print_comparison(found: Comparison) -> None:
         print_message("no setting differs")
     if found.metrics:
         print_message("metrics: the best value of the run; * is the best of all")
+    if found.note:
+        print_sentence(found.note, print_message)
 
 
 def _side_by_side(

@@ -23,6 +23,7 @@ from cloudtrain.runs.status import (
     shown_reason,
 )
 from cloudtrain.runs.step_parts import describe_seconds, step_parts
+from cloudtrain.runs.titles import METRICS, describe_metric_value
 from cloudtrain.support.notebook.summary import Row
 from cloudtrain.support.units import format_duration, format_size, format_usd
 
@@ -106,7 +107,7 @@ def metrics_row(status: Status) -> Row | None:
     parts = shown_metrics(status.progress.metrics)
     rate = status.progress.metrics.get("train/samples_per_second")
     if rate is not None:
-        parts.append(f"{rate:,.0f} samples/s")
+        parts.append(f"{rate:,.0f} {METRICS['samples_per_second'].unit}")
     return ("metrics", "  ".join(parts)) if parts else None
 
 
@@ -128,9 +129,9 @@ def device_row(status: Status) -> Row | None:
     memory = metrics.get("train/memory_bytes")
     parts = []
     if tokens is not None:
-        parts.append(f"{tokens:,.0f} tokens/s")
+        parts.append(f"{tokens:,.0f} {METRICS['tokens_per_second'].unit}")
     if mfu is not None:
-        parts.append(f"MFU {mfu:.1%}")
+        parts.append(f"{METRICS['mfu'].text} {describe_metric_value('train/mfu', mfu)}")
     if memory is not None:
         parts.append(f"{format_size(memory)} of memory per rank at most")
     return ("device", ", ".join(parts)) if parts else None

@@ -1,48 +1,45 @@
-"""Classes of failures and their descriptions."""
+"""Classes of failures. Their descriptions are in the table of titles."""
 
 from __future__ import annotations
 
 import enum
-from typing import Self
+
+from cloudtrain.runs.titles import FAILURES
 
 
 class FailureClass(enum.StrEnum):
-    """The kind of failure, which decides who can fix it. `words` describes it."""
+    """The kind of failure, which decides who can fix it."""
 
-    words: str
-
-    def __new__(cls, value: str, words: str) -> Self:
-        """Return the member of a value."""
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.words = words
-        return member
-
-    USER_CODE = "user_code", "an error in the job's code"
-    OUT_OF_MEMORY = "out_of_memory", "out of GPU memory"
-    HOST_MEMORY = "host_memory", "out of host memory"
+    USER_CODE = "user_code"
+    OUT_OF_MEMORY = "out_of_memory"
+    HOST_MEMORY = "host_memory"
     """Of an instance, its shared memory included."""
-    KILLED = "killed", "a process was killed from outside"
+    KILLED = "killed"
     """By SIGKILL, without the kernel's word that it lacked memory."""
-    NCCL = "nccl", "a network error between ranks"
+    NCCL = "nccl"
     """NCCL, EFA, Gloo, rendezvous."""
-    HANG = "hang", "a rank did not join a collective"
-    DATA = "data", "an error in the data"
-    S3_ACCESS = "s3_access", "no access to S3"
-    IMAGE_PULL = "image_pull", "a fault of the container image"
-    CAPACITY = "capacity", "no capacity for this instance type"
-    QUOTA = "quota", "the account's quota is too small"
-    IAM = "iam", "a permission is missing"
-    SPOT = "spot", "AWS took the spot capacity away, or had none"
-    TIME_LIMIT = "time_limit", "the time limit was reached"
-    DEPENDENCY_INSTALL = "dependency_install", "a Python package is missing or broken"
+    HANG = "hang"
+    DATA = "data"
+    S3_ACCESS = "s3_access"
+    IMAGE_PULL = "image_pull"
+    CAPACITY = "capacity"
+    QUOTA = "quota"
+    IAM = "iam"
+    SPOT = "spot"
+    TIME_LIMIT = "time_limit"
+    DEPENDENCY_INSTALL = "dependency_install"
     """It is missing, broken or cannot be installed."""
-    DISK_FULL = "disk_full", "the disk is full"
-    CHECKPOINT = "checkpoint", "a checkpoint cannot be used"
-    SERVICE = "service", "a fault of SageMaker or its hardware"
-    MACHINE = "machine", "this machine ended the run's supervisor"
+    DISK_FULL = "disk_full"
+    CHECKPOINT = "checkpoint"
+    SERVICE = "service"
+    MACHINE = "machine"
     """Of a local run: by SIGKILL, for lack of memory, or at a restart."""
-    UNKNOWN = "unknown", "unknown"
+    UNKNOWN = "unknown"
+
+    @property
+    def words(self) -> str:
+        """What it is, in the words of every command and page."""
+        return FAILURES[self]
 
     @property
     def is_in_the_job(self) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from cloudtrain.runs.titles import ENVIRONMENT, Unit, environment_value
 from cloudtrain.support.notebook.summary import count
 from cloudtrain.support.units import format_duration, format_number, format_size
 from cloudtrain.support.web_links import web_link
@@ -84,11 +85,10 @@ def _is_silent(event: Event) -> bool:
 
 def describe_environment(event: Event) -> str:
     """Return what a host has, by its event `environment`: devices, versions and sizes in rounded numbers."""
-    names = {"memory_bytes": "memory", "shm_bytes": "shared memory", "disk_free_bytes": "free disk"}
     sizes = [
-        f"{format_size(event[name])} {word}"
-        for name, word in names.items()
-        if event.get(name) is not None
+        f"{environment_value(event, name)} {title.text}"
+        for name, title in ENVIRONMENT.items()
+        if title.unit is Unit.BYTES and event.get(name) is not None
     ]
     return ", ".join([describe_devices(event), *sizes])
 

@@ -65,6 +65,7 @@ class MetricHistory:
 
     def __init__(self) -> None:
         self._values: dict[str, list[MetricValue]] = {}
+        self._samples: dict[str, int] = {}
         self._last_step = 0
         self._has_attempts = False
         # Whether the next step is the first one of an attempt.
@@ -93,6 +94,7 @@ class MetricHistory:
         if kind == "started":
             self._last_step = 0 if step is None else step
             self._drop_after(self._last_step)
+            self._note_samples("train", event.get("train_samples"))
         elif kind == "attempt":
             self._has_attempts = self._begins = True
         elif kind == "step":
@@ -106,6 +108,7 @@ class MetricHistory:
                 self._insert(name, MetricValue(event["step"], time, value))
         elif kind == "evaluation":
             at = self._last_step if step is None else step
+            self._note_samples(event.get("split"), event.get("samples"))
             for name, value in metric_values(event):
                 self._insert(name, MetricValue(at, time, value))
 
@@ -113,6 +116,11 @@ class MetricHistory:
     def metrics(self) -> Mapping[str, Sequence[MetricValue]]:
         """Values by metric, ordered by step; each metric has at least one."""
         return self._values
+
+    @property
+    def samples(self) -> Mapping[str, int]:
+        """Samples of each split of the data, as far as the run has reported them."""
+        return self._samples
 
     def select(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the metrics that names select.
@@ -197,9 +205,17 @@ class MetricHistory:
             ]
         return DataFrame(columns)
 
+    def _note_samples(self, split: Any, samples: Any) -> None:
+        if isinstance(split, str) and isinstance(samples, int):
+            self._samples[split] = samples
+
     def _insert(self, name: str, new: MetricValue) -> None:
         """Insert a value by its step; the newer of two values of a step stays."""
         values = self._values.setdefault(name, [])
+        if not values or values[-1].step < new.step:
+            # Nearly always. A long log has millions of values.
+            values.append(new)
+            return
         at = bisect.bisect_left(values, new.step, key=lambda value: value.step)
         if at < len(values) and values[at].step == new.step:
             values[at] = new

@@ -20,6 +20,7 @@ OFFERS = {
     "rehearse": "rehearsal.rehearse.rehearse_job",
     "sweep_list": "sweeps.page_record.list_sweeps",
     "sweep_page": "sweeps.page_record.sweep_document",
+    "sweep_row": "sweeps.page_record.sweep_row",
     "sweep_schema": "sweeps.schema.sweep_schema",
 }
 """The functions of features that others call, by what they give: feature, module and name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def written_order(run: str, folder: Path) -> tuple[float, list[str]]:
     return written, submit_order(run)
 
 
+@functools.lru_cache(maxsize=10_000)
 def submitted_at(run: str) -> datetime | None:
     """Return the time of the submit, in UTC, that a run id contains; None if it contains none."""
     with contextlib.suppress(ValueError):

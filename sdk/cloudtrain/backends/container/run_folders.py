@@ -59,6 +59,8 @@ START_SECONDS = 30.0
 """Longest time between the creation of a run's folder and the first state of its supervisor."""
 
 _STORING_LOCK = "storing.lock"
+_DEATH_SECONDS = 0.25
+"""Time within which a follower notices that what would record a run's end has died."""
 
 
 class RunFolders(OnlyRuns):
@@ -332,10 +334,11 @@ class RunFolders(OnlyRuns):
         logs = JobFolder(folder).logs
         hosts: dict[Path, HostLog] = {}
         polled = since or 0.0
+        end = _EndWatch(folder, self.record_of)
         try:
             while True:
                 # Read the state before the lines, so that the last round reads everything up to the end.
-                is_over = not follow or self.record_of(folder).state.is_final
+                is_over = not follow or end.is_over()
                 for path in _log_files(logs):
                     if path not in hosts:
                         offset = 0 if since is None else find_since(path, since)
@@ -469,6 +472,42 @@ def _relocated(progress: Progress, file: Path) -> Progress:
     return replace(
         progress, checkpoint=newest, checkpoints_before=tuple(before), resumed_from=resumed_from
     )
+
+
+class _EndWatch:
+    """Whether a followed run has ended, asked many times a second.
+
+    An end is a change of the state's file, which one call of the system shows. That what would record it has died is
+    looked for less often, because it takes a dozen calls.
+    """
+
+    def __init__(self, folder: Path, record_of: Callable[[Path], RecordedState]) -> None:
+        self._folder = folder
+        self._record_of = record_of
+        self._seen: object = None
+        self._asked_at = float("-inf")
+
+    def is_over(self) -> bool:
+        """Return whether the run's state is final.
+
+        Raises:
+            UnreadableStateError: The state cannot be read.
+        """
+        version = self._version()
+        now = time.monotonic()
+        if version == self._seen and now - self._asked_at < _DEATH_SECONDS:
+            return False
+        self._seen = version
+        self._asked_at = now
+        return self._record_of(self._folder).state.is_final
+
+    def _version(self) -> object:
+        try:
+            found = (self._folder / STATE_FILE).stat()
+        except OSError:
+            # Reading the state will show the problem.
+            return object()
+        return found.st_ino, found.st_mtime_ns
 
 
 def _log_files(logs: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,11 +14,13 @@ from cloudtrain.client.client import Client
 from cloudtrain.client.observer import Observer
 from cloudtrain.errors import CloudtrainError, SettingsError
 from cloudtrain.features.dashboard.run_record import RunRecord, known_facts, ledger_part, run_row
+from cloudtrain.features.dashboard.sparklines import Sparklines
 from cloudtrain.runs.comparison import read_plan
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.support.backend_facts import BACKENDS
+from cloudtrain.support.features import find_offer
 
 LOCAL_SECONDS = 1.0
 """Pause between two lists of this machine's runs. Only those since the oldest active run are read again."""
@@ -27,7 +29,10 @@ BILLED_SECONDS = 20.0
 """Pause between two lists of an account's runs, whose calls AWS limits."""
 
 _ALL_AGAIN_SECONDS = 60.0
-"""Pause between two lists of all runs, which finds deleted ones."""
+"""Shortest pause between two lists of all runs, which finds deleted ones."""
+
+_ALL_AGAIN_FACTOR = 100.0
+"""The pause is at least this many times what the last such list took, so that very many runs cost 1 % of a core."""
 
 _IDLE_SECONDS = 5.0
 """Time after the last question of a page until lists are no longer read."""
@@ -35,7 +40,16 @@ _IDLE_SECONDS = 5.0
 _ABANDONED_SECONDS = 60.0
 """Time after the last question about a run until its log is no longer followed."""
 
+_READ_SECONDS = LOCAL_SECONDS / 4
+"""Longest time for the plans, and for the logs, that are read between two lists."""
+
 _OVERLAP = timedelta(seconds=5)
+
+_AT_END_SECONDS = 0.015
+"""Time for which a line is waited for at the end of a log; lines that are there come faster."""
+
+_BATCH_SECONDS = 0.25
+"""Time in which new lines of a run in progress gather, to be read together."""
 
 
 class FollowedRun:
@@ -90,8 +104,14 @@ class FollowedRun:
 
     def _follow(self) -> None:
         try:
+            ready = time.monotonic()
             for line in self.run.logs(follow=True):
+                is_at_end = time.monotonic() - ready > _AT_END_SECONDS
                 self.record.add(line)
+                if is_at_end:
+                    # A page is sent one message a second; until then a new line a time would be read with much effort.
+                    time.sleep(_BATCH_SECONDS)
+                ready = time.monotonic()
                 if time.monotonic() - self.asked_at > _ABANDONED_SECONDS:
                     self._is_abandoned = True
                     return
@@ -118,11 +138,13 @@ class RunFeed(Observer):
         self._statuses: dict[str, Status] = {}
         self._deleted: dict[str, int] = {}
         self._plans: dict[str, Mapping[str, Any]] = {}
+        self._sparklines = Sparklines()
+        self._ended_sweeps: dict[str, dict[str, Any]] = {}
         self.unreachable: dict[str, str] = {}
         self._versions = itertools.count(1)
         self._followed: dict[str, FollowedRun] = {}
         self._listed: dict[str, float] = {}
-        self._listed_all: dict[str, float] = {}
+        self._next_all: dict[str, float] = {}
         self._current = ""
         self._asked_at = 0.0
         self._wanted = threading.Event()
@@ -139,6 +161,19 @@ class RunFeed(Observer):
                 [version, *(changed for changed, _ in self._rows.values()), *self._deleted.values()]
             )
         return newest, rows, deleted
+
+    def sweeps(self) -> list[dict[str, Any]]:
+        """Return the newest sweeps of this machine as rows of the list. One that has ended is read once."""
+        list_sweeps, summarize = find_offer("sweep_list"), find_offer("sweep_row")
+        if list_sweeps is None or summarize is None:
+            return []
+        found = []
+        for name in list_sweeps():
+            row = self._ended_sweeps.get(name) or summarize(name)
+            if row["is_final"]:
+                self._ended_sweeps[name] = row
+            found.append(row)
+        return found
 
     def follow(self, reference: str) -> FollowedRun:
         """Return a run whose log is followed; its status is current.
@@ -176,12 +211,13 @@ class RunFeed(Observer):
                     self._list(name)
             self.has_listed.set()
             self._read_plans()
+            self._read_sparklines()
             time.sleep(LOCAL_SECONDS / 4)
 
     def _list(self, name: str) -> None:
         """Read the runs of a backend that may have changed, and now and then all of them."""
         began = time.monotonic()
-        is_full = began - self._listed_all.get(name, float("-inf")) >= _ALL_AGAIN_SECONDS
+        is_full = began >= self._next_all.get(name, float("-inf"))
         wanted = ALL_RUNS if is_full else RunFilter(since=self._oldest_active(name))
         self._current = name
         self.unreachable.pop(name, None)
@@ -194,6 +230,12 @@ class RunFeed(Observer):
             self.on_unreachable(error)
             found = []
         found = [status for status in found if status.backend == name]
+        took = time.monotonic() - began
+        if name not in self._next_all:
+            # The first screen then has names, tags and sweeps from the start, and nothing moves later.
+            self._read_plans_of(
+                [status.reference for status in found], time.monotonic() + _READ_SECONDS
+            )
         with self._lock:
             for status in found:
                 self._store(status)
@@ -201,7 +243,8 @@ class RunFeed(Observer):
                 self._drop_missing(name, {status.reference for status in found})
         self._listed[name] = time.monotonic()
         if is_full:
-            self._listed_all[name] = self._listed[name]
+            pause = max(_ALL_AGAIN_SECONDS, _ALL_AGAIN_FACTOR * took)
+            self._next_all[name] = self._listed[name] + pause
 
     def _oldest_active(self, name: str) -> datetime | None:
         """Return the time since which runs may have changed: that of the oldest active one, else after the newest."""
@@ -224,7 +267,9 @@ class RunFeed(Observer):
 
     def _store(self, status: Status) -> None:
         self._statuses[status.reference] = status
-        row = run_row(status, self._plans.get(status.reference))
+        self._sparklines.note(status)
+        curve = self._sparklines.curve(status.reference)
+        row = run_row(status, self._plans.get(status.reference), curve)
         old = self._rows.get(status.reference)
         if old is None or old[1] != row:
             self._rows[status.reference] = (next(self._versions), row)
@@ -238,18 +283,26 @@ class RunFeed(Observer):
         ]
         for key in gone:
             del self._rows[key], self._statuses[key]
+            self._sparklines.forget(key)
             self._deleted[key] = next(self._versions)
 
-    def _read_plans(self) -> None:
-        """Read plans for names and tags, the newest runs first, as many as a quarter of a second allows."""
-        deadline = time.monotonic() + LOCAL_SECONDS / 4
+    def _newest_without(self, is_known: Callable[[str], bool]) -> list[str]:
+        """Return the references of the runs of which something is not known yet, the newest first."""
         with self._lock:
             missing = [
                 (row["created"] or 0.0, key)
                 for key, (_, row) in self._rows.items()
-                if key not in self._plans
+                if not is_known(key)
             ]
-        for _, reference in sorted(missing, reverse=True):
+        return [key for _, key in sorted(missing, reverse=True)]
+
+    def _read_plans(self) -> None:
+        """Read plans for names and tags, the newest runs first, as many as a quarter of a second allows."""
+        missing = self._newest_without(self._plans.__contains__)
+        self._read_plans_of(missing, time.monotonic() + _READ_SECONDS)
+
+    def _read_plans_of(self, references: Iterable[str], deadline: float) -> None:
+        for reference in references:
             if time.monotonic() > deadline:
                 return
             try:
@@ -260,7 +313,30 @@ class RunFeed(Observer):
             if plan:
                 job = plan.get("job", {})
                 kept["job"] = {name: job.get(name) for name in ("name", "tags")}
-            with self._lock:
-                self._plans[reference] = kept
-                if reference in self._rows:
-                    self._store(self._statuses[reference])
+            self._keep(reference, plan=kept)
+
+    def _read_sparklines(self) -> None:
+        """Read logs for sparklines, the newest runs first, as many as a quarter of a second allows."""
+        deadline = time.monotonic() + _READ_SECONDS
+        missing = self._newest_without(self._sparklines.is_complete)
+        # A new run must not make the reading of a long log begin again.
+        missing.sort(key=lambda each: each != self._sparklines.reading)
+        for reference in missing:
+            try:
+                run = self.client.get_run(reference)
+            except CloudtrainError:
+                # It was deleted meanwhile, which the next list of all runs shows.
+                continue
+            if not self._sparklines.read(run, reference, deadline):
+                return
+            self._keep(reference)
+            if time.monotonic() > deadline:
+                return
+
+    def _keep(self, reference: str, *, plan: Mapping[str, Any] | None = None) -> None:
+        """Make the row of a run anew, after its plan or its sparkline was read."""
+        with self._lock:
+            if plan is not None:
+                self._plans[reference] = plan
+            if reference in self._rows:
+                self._store(self._statuses[reference])

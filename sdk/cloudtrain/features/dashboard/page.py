@@ -13,10 +13,15 @@ from cloudtrain_runtime.contract.strict_json import dump_json
 STATIC: Final = Path(__file__).parent / "static"
 _OWN_SCRIPTS: Final = (
     "format.js",
+    "thinning.js",
+    "chart_head.js",
     "charts.js",
     "drawings.js",
     "log_view.js",
+    "results_view.js",
+    "timeline_view.js",
     "run_view.js",
+    "list_rows.js",
     "list_view.js",
     "compare_view.js",
     "sweep_view.js",

@@ -87,7 +87,7 @@ def write_report(runs: Sequence[Run], path: Path) -> int:
         histories = [record.history for record in records]
         evaluations = [known_evaluations(run) for run in runs]
         found = Comparison.of([run.reference for run in runs], plans, histories, evaluations)
-        content["comparison"] = found.to_json()
+        content["comparison"] = found.to_page()
     title = runs[0].id if len(runs) == 1 else f"{len(runs)} runs"
     html = report_page(f"{title} - cloudtrain", content)
     try:

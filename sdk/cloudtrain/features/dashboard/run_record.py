@@ -10,18 +10,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.client.next_step import explain_with_next_step, submit_again
+from cloudtrain.console.terminal import strip_escapes, visible_part
 from cloudtrain.errors import CloudtrainError
+from cloudtrain.features.dashboard.log_levels import LevelReader
+from cloudtrain.features.dashboard.run_words import (
+    evaluation_rows,
+    plan_rows,
+    run_words,
+    setting_groups,
+    time_hints,
+    worded_event,
+)
+from cloudtrain.job.job_fields import SWEEP_TAG, TRIAL_TAG
 from cloudtrain.runs.comparison import known_evaluations, settings_of
 from cloudtrain.runs.history import EVENT_LINES, MetricHistory, MetricValue
 from cloudtrain.runs.known_runs import job_name
 from cloudtrain.runs.ledger import make_ledger
 from cloudtrain.runs.ledger_reading import has_all_events
-from cloudtrain.runs.ledger_words import ledger_document
+from cloudtrain.runs.ledger_words import describe_share, ledger_document
 from cloudtrain.runs.log_lines import LogLine, split_rank
 from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.run import Run
 from cloudtrain.runs.status import State, Status, status_texts
 from cloudtrain.runs.stretches import Stretches, fold_stretches
+from cloudtrain.runs.titles import metric_title
+from cloudtrain.runs.unread_metrics import format_patterns, suggest_patterns
 from cloudtrain_runtime.contract import parse_event
 from cloudtrain_runtime.contract.redaction import redact
 
@@ -32,6 +45,9 @@ _MOST_LINES = 20_000
 _MOST_EVENTS = 2_000
 _MOST_APPENDED = 50
 """Most values that are added to a long curve as they are; more at a time mean that its log is still being read."""
+
+_HINT_LINES = 2_000
+"""Lines of a log without metrics in which numbers are looked for."""
 
 _CURVES_ONLY = frozenset({"step"})
 """Kinds of events that only the curves show."""
@@ -52,7 +68,8 @@ class RunRecord:
         self._events: deque[dict[str, Any]] = deque(maxlen=_MOST_EVENTS)
         self.analysis: Mapping[str, Any] | None = None
         self.stretches: Stretches = ()
-        self.lines: deque[tuple[int, LogLine]] = deque(maxlen=_MOST_LINES)
+        self.lines: deque[dict[str, Any]] = deque(maxlen=_MOST_LINES)
+        self._levels = LevelReader()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -73,7 +90,7 @@ class RunRecord:
         event = parse_event(line.text)
         with self._lock:
             if event is None:
-                self.lines.append((next(self._numbers), line))
+                self._add_line(line)
                 return
             self.history.add(event, line.time)
             if line.host == EVENT_LINES.host:
@@ -82,9 +99,43 @@ class RunRecord:
             if kind == _ANALYSIS:
                 self.analysis = event
             elif kind not in _CURVES_ONLY:
-                self._events.append(
-                    {"time": line.time, "host": line.host, **event, "number": next(self._numbers)}
-                )
+                known = {"time": line.time, "host": line.host, **event}
+                self._events.append({**known, **worded_event(event), "number": next(self._numbers)})
+
+    def _add_line(self, line: LogLine) -> None:
+        """Add a line that is no event, as the page reads it."""
+        rank, text = split_rank(visible_part(line.text))
+        shown = strip_escapes(text)
+        found: dict[str, Any] = {
+            "number": next(self._numbers),
+            "host": line.host,
+            "rank": rank,
+            "time": line.time,
+            "text": shown,
+        }
+        level = self._levels.level(line.host, rank, shown)
+        if level:
+            found["level"] = level
+        self.lines.append(found)
+
+    def metrics_hint(self) -> str:
+        """Return the line of a job file with patterns for the numbers in a log without metrics; may be empty."""
+        with self._lock:
+            if self.history.metrics or not self.lines:
+                return ""
+            texts = [line["text"] for line in itertools.islice(self.lines, _HINT_LINES)]
+        patterns = suggest_patterns(texts)
+        return format_patterns(patterns) if patterns else ""
+
+    def words(self, status: Status, plan: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the page of the run says that changes while the run is in progress."""
+        with self._lock:
+            events = list(self._events)
+            names = list(self.history.metrics)
+        return {
+            **run_words(status, plan, events, names, time.time()),
+            "metrics_hint": self.metrics_hint(),
+        }
 
     def curves(
         self,
@@ -148,8 +199,8 @@ class RunRecord:
     def lines_after(self, number: int, most: int = _MOST_LINES) -> list[dict[str, Any]]:
         """Return the newest lines after the one with this number, as the page reads them."""
         with self._lock:
-            found = [pair for pair in self.lines if pair[0] > number]
-        return [_line(number, line) for number, line in found[-most:]]
+            found = [line for line in self.lines if line["number"] > number]
+        return found[-most:]
 
     def events_after(self, number: int) -> list[dict[str, Any]]:
         """Return the events after the one with this number but those of steps, oldest first."""
@@ -195,20 +246,20 @@ def _mark(values: Sequence[MetricValue]) -> tuple[int, int]:
     return len(values), values[-1].step
 
 
-def _line(number: int, line: LogLine) -> dict[str, Any]:
-    rank, text = split_rank(line.text)
-    return {"number": number, "host": line.host, "rank": rank, "time": line.time, "text": text}
-
-
-def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
+def run_row(
+    status: Status, plan: Mapping[str, Any] | None, curve: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return a run's row in the list.
 
     Args:
         status: Its status.
         plan: Its plan.json, or None while it is not read.
+        curve: A few points of its key metric, or None.
     """
     metrics = status.progress.metrics
     name = main_metric(metrics)
+    tags = {} if plan is None else tags_of(plan)
+    began = status.started or status.created
     return {
         "reference": status.reference,
         "run": status.run,
@@ -218,15 +269,20 @@ def run_row(status: Status, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         "is_final": status.state.is_final,
         "reason": status.reason,
         "created": status.created.timestamp() if status.created else None,
+        "began": began.timestamp() if began else None,
         "ended": status.ended.timestamp() if status.ended else None,
         "step": status.progress.last_step,
         "total_steps": status.progress.total_steps,
         "seconds_left": status.seconds_left(),
-        "metric": None if name is None else {"name": name, "value": metrics[name]},
+        "metric": None
+        if name is None
+        else {"name": name, "title": metric_title(name), "value": metrics[name]},
+        "curve": curve,
         "attempts": len(status.attempts),
         "cost_usd": status.cost_usd,
         "instance_type": status.instance_type,
-        "tags": {} if plan is None else tags_of(plan),
+        "tags": tags,
+        "sweep": tags.get(SWEEP_TAG, "") if TRIAL_TAG in tags else "",
         "texts": status_texts(status, time.time()),
     }
 
@@ -261,18 +317,21 @@ def run_document(
     Raises:
         CloudError: AWS refused or cannot be reached.
     """
+    settings = {
+        path: redact(it) if isinstance(it, str) else it for path, it in settings_of(plan).items()
+    }
     return {
         **run_row(status, plan),
         "status": status.to_json(),
         "plan": _plan_part(plan),
-        "settings": {
-            path: redact(it) if isinstance(it, str) else it
-            for path, it in settings_of(plan).items()
-        },
+        "settings": settings,
+        "setting_groups": setting_groups(settings),
+        "plan_rows": plan_rows(plan, status.backend),
+        "words": record.words(status, plan),
         "curves": record.curves(points=points),
         "events": record.events_after(0),
         "analysis": record.analysis,
-        "evaluations": [each.to_json() for each in known_evaluations(run)],
+        "evaluations": evaluation_rows(known_evaluations(run)),
         "explanation": _explanation(run, status) if status.state is State.FAILED else None,
         "ledger": ledger_part(status, record, known_facts(run) if status.state.is_final else {}),
         "lines": record.lines_after(0, most_lines),
@@ -288,7 +347,9 @@ def ledger_part(status: Status, record: RunRecord, facts: Mapping[str, str]) -> 
         facts: The known values of its job, for advice after its end.
     """
     stretches = None if has_all_events(status) else record.stretches
-    return ledger_document(make_ledger(status, time.time(), stretches), facts)
+    ledger = make_ledger(status, time.time(), stretches)
+    share = None if ledger.ratio is None else describe_share(ledger.ratio)
+    return {**ledger_document(ledger, facts), "share": share, "hints": time_hints()}
 
 
 def known_facts(run: Run) -> Mapping[str, str]:
@@ -302,7 +363,12 @@ def known_facts(run: Run) -> Mapping[str, str]:
 def _explanation(run: Run, status: Status) -> dict[str, Any]:
     """Return why a run has failed, and as `submit` the command after a fix of its job or code, or None."""
     found = explain_with_next_step(run, status)
-    return {**found.to_json(), "submit": submit_again(status, found, run.facts())}
+    return {
+        **found.to_json(),
+        "cause": "" if found.failure is None else found.failure.words,
+        "where": found.where,
+        "submit": submit_again(status, found, run.facts()),
+    }
 
 
 def _plan_part(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 import socket
 import time
@@ -18,7 +19,7 @@ from cloudtrain.features.dashboard.page import SCRIPTS, STATIC, STYLES, live_pag
 from cloudtrain.features.dashboard.run_record import POINTS, RunRecord, run_document
 from cloudtrain.runs.comparison import Comparison
 from cloudtrain.runs.status import status_texts
-from cloudtrain.support.features import find_offer, offer
+from cloudtrain.support.features import offer
 from cloudtrain.support.installation import install_command
 from cloudtrain_runtime.contract.strict_json import dump_json
 
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 DEFAULT_PORT: Final = 8787
-_PUSH_SECONDS: Final = 0.5
+_PUSH_SECONDS: Final = 1.0
+"""Pause between two messages to a page. A chart that changes more often shows no more."""
+
+_FIRST_PUSH_SECONDS: Final = 0.25
+_FIRST_PUSHES: Final = 8
+"""Messages in short succession while a new page waits for logs to be read."""
+
 _LOG_WAIT_SECONDS: Final = 2.0
 _FIRST_LIST_SECONDS: Final = 30.0
 _IDLE_PUSHES: Final = 30
@@ -157,16 +164,12 @@ class Dashboard:
                 [each.run.reference for each in followed],
                 [each.plan for each in followed],
                 [each.record.history for each in followed],
-            ).to_json()
+            ).to_page()
 
         return await _answer(read)
 
     async def _sweeps(self, _: Request) -> Response:
-        def read() -> dict[str, Any]:
-            list_sweeps = find_offer("sweep_list")
-            return {"sweeps": [] if list_sweeps is None else list_sweeps()}
-
-        return await _answer(read)
+        return await _answer(lambda: {"sweeps": self._feed.sweeps()})
 
     async def _sweep(self, request: Request) -> Response:
         return await _answer(lambda: offer("sweep_page")(request.path_params["name"]))
@@ -198,6 +201,9 @@ class Dashboard:
     async def _changes(self, references: list[str], version: int) -> AsyncIterator[str]:
         """Yield server-sent events: changed rows of the list, and what is new in the runs that the page shows."""
         cursors = {name: _Cursor() for name in references}
+        pauses = itertools.chain(
+            [_FIRST_PUSH_SECONDS] * _FIRST_PUSHES, itertools.repeat(_PUSH_SECONDS)
+        )
         idle = 0
         was_listed = False
         while True:
@@ -224,7 +230,7 @@ class Dashboard:
                 yield f"data: {dump_json(content)}\n\n"
             elif idle % _IDLE_PUSHES == 1:
                 yield ": alive\n\n"
-            await asyncio.sleep(_PUSH_SECONDS)
+            await asyncio.sleep(next(pauses))
 
     def _news(self, reference: str, cursor: _Cursor) -> dict[str, Any] | None:
         """Return what is new in a run since the last call with this cursor, or None."""
@@ -249,6 +255,7 @@ class Dashboard:
             "reference": reference,
             "status": followed.status.to_json(),
             "texts": status_texts(followed.status, time.time()),
+            "words": record.words(followed.status, followed.plan),
             "events": events,
             "analysis": record.analysis,
             "ledger": followed.ledger(),

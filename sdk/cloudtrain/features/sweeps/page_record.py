@@ -9,9 +9,11 @@ from cloudtrain.features.sweeps import service
 from cloudtrain.features.sweeps.domains import Choice, label_of
 from cloudtrain.features.sweeps.results import SweepStatus
 from cloudtrain.features.sweeps.space import Dimension, Space
+from cloudtrain.features.sweeps.spec import SAGEMAKER_ENGINE
 from cloudtrain.features.sweeps.stored_sweep import find_stored, known_sweeps
 from cloudtrain.features.sweeps.study import check_optuna
 from cloudtrain.features.sweeps.trial import Trial, TrialState
+from cloudtrain.runs.titles import metric_title
 
 _LEAST_TRIALS = 4
 """Trials that have succeeded, below which an importance would be noise."""
@@ -25,6 +27,41 @@ def list_sweeps() -> list[str]:
     return list(known_sweeps())[:_MOST_SWEEPS]
 
 
+def sweep_row(name: str) -> dict[str, Any]:
+    """Return what the list of runs shows of a sweep. Makes no calls: of a tuning job, the state is None.
+
+    Raises:
+        RunNotFoundError: There is no such sweep.
+    """
+    stored = find_stored(name)
+    spec = stored.sweep.spec
+    row: dict[str, Any] = {
+        "sweep": stored.id,
+        "backend": stored.backend,
+        "name": spec.name or stored.sweep.job.name,
+        "state": None,
+        "is_final": False,
+        "metric": spec.objective.metric,
+        "metric_title": metric_title(spec.objective.metric),
+        "is_maximized": spec.objective.is_maximized,
+        "best": None,
+        "planned_trials": stored.planned_trials,
+    }
+    if spec.engine == SAGEMAKER_ENGINE:
+        return row
+    try:
+        status = service.read_status(stored)
+    except MissingExtraError:
+        # Without Optuna the record of the trials cannot be read; their runs are in the list.
+        return row
+    best = status.best
+    return row | {
+        "state": str(status.state),
+        "is_final": status.state.is_final,
+        "best": None if best is None else best.objective,
+    }
+
+
 def sweep_document(name: str) -> dict[str, Any]:
     """Return what the page of a sweep shows.
 
@@ -36,8 +73,11 @@ def sweep_document(name: str) -> dict[str, Any]:
     engine = service.engine_of_stored(stored)
     status, _ = engine.look(stored)
     space = Space.of(stored.sweep.spec.space)
+    document = status.to_json()
+    document["objective"]["title"] = metric_title(stored.sweep.spec.objective.metric)
     return {
-        **status.to_json(),
+        **document,
+        "name": stored.sweep.spec.name or stored.sweep.job.name,
         "strategy": stored.sweep.spec.strategy,
         "is_final": status.state.is_final,
         "poll_seconds": max(_LEAST_POLL_SECONDS, engine.poll_seconds),

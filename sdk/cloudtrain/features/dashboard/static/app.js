@@ -132,9 +132,9 @@ function applyNews(entry, news) {
   if (!news.status) return;
   entry.status = news.status;
   entry.texts = news.texts;
+  entry.words = news.words ?? entry.words;
   entry.analysis = news.analysis ?? entry.analysis;
   entry.ledger = news.ledger ?? entry.ledger;
-  entry.eventsChanged = news.events.length > 0;
   entry.events.push(...news.events);
   for (const [name, curve] of Object.entries(news.replace)) {
     if (curve.steps.length) entry.curves[name] = curve; else delete entry.curves[name];
@@ -156,7 +156,7 @@ class App {
     document.getElementById("app").replaceChildren(
       el("header", {}, el("a", { href: "#/", class: "brand" }, "cloudtrain"), el("span", { class: "muted" }, source.isLive ? "dashboard" : `report of ${formatTime(source.content.created)}`), theme),
       this.banner, this.main);
-    addEventListener("hashchange", () => this.show());
+    addEventListener("hashchange", () => this.onAddress());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());
     this.show();
   }
@@ -169,17 +169,29 @@ class App {
     this.show();
   }
 
+  /** Another tab of the shown run needs nothing new; another page does. */
+  onAddress() {
+    const { kind, names, tab } = this.route();
+    if (kind === "run" && this.view instanceof RunView && this.view.entry.reference === names[0]) this.view.showTab(tab);
+    else this.show();
+  }
+
+  /** Return the page of the address. That of a run may name a tab: `#/run/REFERENCE/log`. */
   route() {
     const [, kind, rest] = location.hash.match(/^#\/(run|compare|sweep)\/(.+)$/) ?? [];
+    if (kind === "run") {
+      const [name, tab] = rest.split("/");
+      return { kind, names: [decodeURIComponent(name)], tab };
+    }
     const names = rest ? rest.split(",").map(decodeURIComponent) : [];
     if (kind) return { kind, names };
     const all = [...this.source.rows.keys()];
-    if (this.source.isLive || location.hash === "#/") return { kind: this.source.isLive || all.length > 1 ? "list" : "run", names: all };
+    if (this.source.isLive || /^#\/(\?|$)/.test(location.hash)) return { kind: this.source.isLive || all.length > 1 ? "list" : "run", names: all };
     return { kind: all.length > 1 ? "compare" : "run", names: all };
   }
 
   async show() {
-    const { kind, names } = this.route(), turn = Symbol("turn");
+    const { kind, names, tab } = this.route(), turn = Symbol("turn");
     this.turn = turn;
     this.view?.destroy();
     this.view = null;
@@ -192,7 +204,7 @@ class App {
       if (this.turn !== turn) return;
       if (documents.includes(null)) throw new Error("This report does not contain that run.");
       this.documents = new Map(documents.map((each) => [each.reference, each]));
-      this.view = kind === "list" ? new ListView(this.source) : kind === "sweep" ? new SweepView(this.source, sweep) : kind === "run" ? new RunView(this.source, documents[0]) : new CompareView(this.source, documents, comparison);
+      this.view = kind === "list" ? new ListView(this.source) : kind === "sweep" ? new SweepView(this.source, sweep) : kind === "run" ? new RunView(this.source, documents[0], tab) : new CompareView(this.source, documents, comparison);
       this.main.replaceChildren(this.view.node);
       document.title = `${kind === "run" ? documents[0].run : kind === "sweep" ? names[0] : kind === "compare" ? "Comparison" : "Runs"} - cloudtrain`;
       this.source.watch(references, (content) => this.onChange(content), (text) => this.onConnection(text), () => this.onReconnect());
@@ -204,7 +216,7 @@ class App {
   /** The stream begins with everything, so forget what an earlier one has brought. */
   onReconnect() {
     for (const entry of this.documents.values()) Object.assign(entry, { curves: {}, events: [], lines: [] });
-    if (this.view?.log) this.view.log.lines = [];
+    this.view?.log?.clear();
   }
 
   onChange(content) {
@@ -216,7 +228,7 @@ class App {
       applyNews(entry, news);
       if (!wasFinal && entry.status.state === "FAILED") this.source.document(entry.reference).then((fresh) => { entry.explanation = fresh.explanation; this.view?.update(); });
       if (Object.values(entry.curves).some((curve) => curve.steps.length > MOST_CURVE_POINTS)) this.thin(entry);
-      if (this.view instanceof RunView) { this.view.update(false, news.lines, news.events); if (news.events?.length) this.view.showPlan(); }
+      if (this.view instanceof RunView) this.view.receive(news);
     }
     if (this.view instanceof CompareView && content.runs) this.view.update();
     if (this.view instanceof ListView && content.rows) this.view.update();

@@ -21,6 +21,11 @@ function svg(name, attributes = {}, ...children) {
   return node;
 }
 
+/** Set a node's text, unless it is that already. */
+function setText(node, text) {
+  if (node && node.textContent !== text) node.textContent = text;
+}
+
 function formatNumber(value) {
   if (value === null || value === undefined) return "not finite";
   if (Number.isInteger(value)) return value.toLocaleString("en-US");
@@ -78,6 +83,10 @@ function shortId(run) {
   return run.slice(-6);
 }
 
+function capitalised(text) {
+  return text.slice(0, 1).toUpperCase() + text.slice(1);
+}
+
 function formatUsd(value) {
   return value === null || value === undefined ? "price unknown" : `${value.toFixed(2).replace(/\B(?=(\d{3})+\.)/g, ",")} USD`;
 }
@@ -105,8 +114,9 @@ function cssValue(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+/** Return a colour of a series for styles and SVG; of which theme, the browser decides. A canvas needs `inkOf`. */
 function paletteColour(index) {
-  return cssValue(`--series-${index % PALETTE_SIZE}`);
+  return `var(--series-${index % PALETTE_SIZE})`;
 }
 
 function hashOf(text) {
@@ -116,7 +126,7 @@ function hashOf(text) {
   return (hash ^ (hash >>> 13)) >>> 0;
 }
 
-/** Return the colour of a run, which is the same on every page. */
+/** Return the colour of a run; among runs that are compared, one of equal colours has another. */
 function runColour(reference) {
   return paletteColour(hashOf(reference));
 }

@@ -1,34 +1,56 @@
-// The page of one run.
+// The page of one run: its head, its tabs, and which of them is drawn.
 "use strict";
 
-const SPEED = /\/(samples_per_second|tokens_per_second|data_wait|mfu|memory_bytes|(data|forward|backward|optimizer|checkpoint)_seconds)$/;
-const CONTEXT_LINES = 10;
+const RUN_TABS = [
+  ["overview", "Overview"], ["charts", "Charts"], ["system", "System"], ["timeline", "Timeline"],
+  ["checkpoints", "Checkpoints"], ["plan", "Plan"], ["log", "Log"],
+];
+const HEAD_SECONDS = 30;
+const HEAD_CURVE = { width: 180, height: 52, points: 120 };
 
-/** Return `{title, series}` of a document's curves, train and validation together. */
-function chartsOf(documents, { speed = false, only = null } = {}) {
-  const names = new Set(documents.flatMap((each) => Object.keys(each.curves)));
-  const chosen = [...names].filter((name) => SPEED.test(name) === speed && (!only || only.has(name)));
-  const several = documents.length > 1;
-  return [...groupMetrics(chosen)].map(([title, metrics]) => ({
-    title,
-    series: documents.flatMap((each, index) => metrics.filter((name) => each.curves[name]).map((name) => ({
-      label: several ? `${each.name} ${each.run.split("-").at(-1)} ${name}` : name,
-      colour: several ? runColour(each.reference) : splitColour(name),
-      dash: dashOf(documents, index, name, several),
-      curve: each.curves[name],
-      origin: originOf(each),
-      batch: each.plan?.batch?.global,
-    }))),
-  }));
+/** Return how a metric is called: the title of its chart, the name of its line, its unit. */
+function wordsOf(entry, name) {
+  const found = entry.words?.metrics?.[name];
+  if (found) return found;
+  const at = name.lastIndexOf("/");
+  return { chart: name.slice(at + 1).replaceAll("_", " "), line: name.slice(0, Math.max(0, at)), unit: "", kind: "" };
 }
 
-/** Evaluations and, among runs whose colours are equal, later runs are dashed. */
-function dashOf(documents, index, name, several) {
-  if (!several) return [];
-  const colour = hashOf(documents[index].reference) % PALETTE_SIZE;
-  const before = documents.slice(0, index).filter((each) => hashOf(each.reference) % PALETTE_SIZE === colour).length;
-  if (before) return [2 + 2 * before, 3];
-  return name.startsWith("train/") ? [] : [6, 3];
+/** Return charts as `ChartGrid` shows them, training and validation together; with `speed` those of speed and memory. */
+function chartsOf(entry, { speed = false } = {}) {
+  const groups = new Map();
+  for (const name of Object.keys(entry.curves)) {
+    const words = wordsOf(entry, name);
+    if ((words.kind !== "") !== speed) continue;
+    if (!groups.has(words.chart)) groups.set(words.chart, { words, metrics: [] });
+    groups.get(words.chart).metrics.push(name);
+  }
+  const charts = [...groups].map(([title, { words, metrics }]) => ({
+    title,
+    unit: words.unit,
+    hint: words.hint,
+    isLarge: metrics.includes(entry.words?.key?.name),
+    kind: words.kind === "part" ? "stacked" : "lines",
+    series: seriesOf(entry, metrics),
+  }));
+  const rank = (chart) => (chart.isLarge || chart.kind === "stacked" ? 0 : 1);
+  return charts.sort((one, two) => rank(one) - rank(two));
+}
+
+function seriesOf(entry, metrics) {
+  return metrics.map((name) => {
+    const words = wordsOf(entry, name);
+    const isPart = words.kind === "part";
+    return {
+      label: words.line || "value",
+      colour: isPart ? paletteColour(metrics.indexOf(name)) : splitColour(name),
+      dash: isPart || name.startsWith("train/") ? [] : [6, 3],
+      curve: entry.curves[name],
+      origin: originOf(entry),
+      batch: entry.plan?.batch?.global,
+      direction: words.direction,
+    };
+  });
 }
 
 function originOf(entry) {
@@ -37,124 +59,276 @@ function originOf(entry) {
   return begin ?? started ?? entry.created ?? 0;
 }
 
+/** Return the address of a tab of a run's page. */
+function tabAddress(reference, tab) {
+  return `#/run/${encodeURIComponent(reference)}${tab === "overview" ? "" : `/${tab}`}`;
+}
+
 class RunView {
-  constructor(source, entry) {
+  constructor(source, entry, tab) {
     this.source = source;
     this.entry = entry;
-    const zoom = source.isLive ? (range) => this.fetchRange(range) : null;
-    this.curves = new ChartGrid("curves", { onZoom: zoom });
-    this.speed = new ChartGrid("speed");
-    this.head = el("div", {});
-    this.parts = Object.fromEntries(["explanation", "timeline", "ledger", "evaluations", "classes", "checkpoints", "plan"].map((name) => [name, el("div", {})]));
-    this.log = new LogView();
-    const links = [["curves-section", "Curves"], ["speed-section", "Speed"], ["timeline-section", "Timeline"], ["ledger-section", "Time and money"], ["checkpoints-section", "Checkpoints"], ["plan-section", "Plan"], ["log-section", "Log"]];
-    this.node = el("div", {}, this.head, this.parts.explanation,
-      el("nav", { "aria-label": "Parts of this page", class: "parts" }, links.map(([id, text]) =>
-        el("button", { type: "button", class: "link", click: () => document.getElementById(id)?.scrollIntoView() }, text))),
-      section("curves-section", "Curves", this.curves.node),
-      section("speed-section", "Speed and memory", this.speed.node),
-      section("timeline-section", "Timeline", this.parts.timeline),
-      section("ledger-section", "Time and money", this.parts.ledger),
-      this.parts.evaluations,
-      this.parts.classes,
-      section("checkpoints-section", "Checkpoints", this.parts.checkpoints),
-      section("plan-section", "Plan, settings and environment", this.parts.plan),
-      section("log-section", "Log", this.log.node));
-    this.update(true, entry.lines, entry.events);
-    this.showPlan();
+    this.zoomed = {};
+    this.grids = {
+      key: this.makeGrid("key"),
+      curves: this.makeGrid("curves"),
+      speed: this.makeGrid("speed"),
+    };
+    this.log = new LogView(() => this.entry.created ?? originOf(this.entry));
+    this.parts = { head: el("div", {}), failure: el("div", {}) };
+    this.head = el("div", {}, this.parts.head, this.parts.failure);
+    this.panels = {};
+    this.tabs = this.makeTabs();
+    const drawers = {
+      overview: () => this.drawOverview(), charts: () => this.drawCharts(), system: () => this.drawSystem(),
+      timeline: () => this.drawTimeline(), checkpoints: () => this.drawCheckpoints(), plan: () => this.drawPlan(),
+      log: () => this.log.draw(),
+    };
+    this.drawers = drawers;
+    this.fillPanels();
+    this.node = el("div", { class: "run-page" }, this.head, this.tabs, Object.values(this.panels));
+    this.log.add(entry.lines ?? []);
+    this.log.add(loggedEvents(entry.events ?? []));
+    this.showTab(tab);
+    this.followPrint();
+    this.timer = setInterval(() => this.drawHead(), HEAD_SECONDS * 1000);
+  }
+
+  makeGrid(id) {
+    return new ChartGrid(id, { onZoom: this.source.isLive ? (range) => this.fetchRange(id, range) : null });
+  }
+
+  /** Return the list of tabs. Each has an address; arrows, Home and End move between them. */
+  makeTabs() {
+    const tabs = RUN_TABS.map(([name, title]) => el("a", {
+      role: "tab", id: `tab-${name}`, href: tabAddress(this.entry.reference, name), "aria-controls": `panel-${name}`,
+    }, title));
+    return el("div", { class: "tabs", role: "tablist", "aria-label": "Parts of this page", keydown: (event) => this.onTabKey(event) }, tabs);
+  }
+
+  onTabKey(event) {
+    const tabs = [...this.tabs.children], at = tabs.indexOf(document.activeElement);
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1, " ": at }[event.key];
+    if (next === undefined || at < 0) return;
+    event.preventDefault();
+    const chosen = tabs[(next + tabs.length) % tabs.length];
+    chosen.focus();
+    chosen.click();
+  }
+
+  /** Make the empty parts of each tab, which are filled when the tab is shown. */
+  fillPanels() {
+    const part = (name) => (this.parts[name] = el("div", {}));
+    const contents = {
+      overview: el("div", { class: "overview" },
+        el("div", { class: "span-all", id: "notices" }, part("notices")),
+        section("key-section", "Key metric", part("keyEmpty"), this.grids.key.node),
+        section("facts-section", "Key facts", part("facts"), part("results")),
+        section("ledger-section", "Where the time went", part("ledger")),
+        part("evaluations"), part("classes")),
+      charts: el("div", {}, part("chartsEmpty"), this.grids.curves.node),
+      system: el("div", {}, section("speed-section", "Speed and memory", part("speedEmpty"), this.grids.speed.node),
+        section("hosts-section", "Hosts", part("hosts")),
+        section("environment-section", "Environment", part("environment"))),
+      timeline: part("timeline"),
+      checkpoints: part("checkpoints"),
+      plan: part("plan"),
+      log: this.log.node,
+    };
+    for (const [name, title] of RUN_TABS) {
+      this.panels[name] = el("div", { id: `panel-${name}`, role: "tabpanel", class: `tab-panel tab-${name}`, "aria-labelledby": `tab-${name}` },
+        el("h2", { class: "print-title" }, title), contents[name]);
+      this.panels[name].hidden = true;
+    }
+    this.parts.evaluations.className = "span-half";
+    this.parts.classes.className = "span-all";
+    this.grids.key.node.classList.add("without-controls");
+  }
+
+  /** Show a tab: only this one is drawn, now and at each change. */
+  showTab(name) {
+    this.tab = RUN_TABS.some(([known]) => known === name) ? name : "overview";
+    for (const [each] of RUN_TABS) {
+      const isShown = each === this.tab, link = this.tabs.querySelector(`#tab-${each}`);
+      this.panels[each].hidden = !isShown;
+      link.setAttribute("aria-selected", String(isShown));
+      link.setAttribute("tabindex", isShown ? "0" : "-1");
+      if (isShown && this.tabs.scrollWidth > this.tabs.clientWidth) this.tabs.scrollLeft = link.offsetLeft - 32;
+    }
+    this.node.dataset.tab = this.tab;
+    this.log.isShown = this.tab === "log";
+    this.update();
+  }
+
+  /** Add what is new in the run, which its document has already. */
+  receive(news) {
+    this.log.add([...(news.lines ?? []), ...loggedEvents(news.events ?? [])]);
+    this.update();
   }
 
   /** Show the document again after changes. */
-  update(isComplete = false, lines = [], events = []) {
-    const { entry } = this;
-    this.head.replaceChildren(this.header());
-    this.curves.show(chartsOf([{ ...entry, curves: this.zoomed ?? entry.curves }]));
-    this.speed.show(chartsOf([entry], { speed: true }));
-    this.parts.ledger.replaceChildren(...ledgerPart(entry.ledger));
-    if (isComplete || entry.eventsChanged) {
-      this.parts.timeline.replaceChildren(timeline(entry.status, entry.events));
-      this.parts.checkpoints.replaceChildren(checkpointTable(entry));
-      const evaluations = entry.evaluations ?? [];
-      this.parts.evaluations.replaceChildren(...(evaluations.length ? [section("evaluations-section", "Evaluations", evaluationTable(evaluations))] : []));
-      this.parts.classes.replaceChildren(...(entry.analysis ? [section("classes-section", "Classes", analysisTables(entry.analysis))] : []));
-      entry.eventsChanged = false;
-    }
-    this.log.add([...lines, ...events.map((event) => ({ ...event, rank: event.rank ?? 0, text: describeEvent(event) }))]);
-    this.parts.explanation.replaceChildren(...explanationPart(entry, this.log.lines));
+  update() {
+    this.drawHead();
+    this.drawers[this.tab]();
   }
 
-  header() {
-    const { entry } = this, { status, texts } = entry;
-    const total = status.total_steps, step = status.last_step;
-    const share = total ? Math.min(1, (step ?? 0) / total) : null;
-    const cost = entry.plan?.cost ?? {};
-    const isBilled = entry.backend === "sagemaker";
-    const progress = share === null ? texts.steps : el("span", {}, el("progress", { max: 1, value: share, "aria-label": "progress" }), ` ${texts.steps}`);
-    const metric = status.metrics ? Object.entries(status.metrics).filter(([name]) => !SPEED.test(name)) : [];
-    return el("div", { class: "run-head" },
-      el("h1", {}, entry.name, " ", stateBadge(status.state)),
-      el("p", { class: "muted id" }, entry.reference),
-      texts.reason ? el("p", { class: status.state === "FAILED" ? "reason bad" : "reason" }, status.state === "FAILED" ? status.reason : texts.reason) : null,
-      [...(status.alarms ?? []), ...(status.warnings ?? [])].map((text) => el("p", { class: "warning" }, text)),
-      entry.error ? el("p", { class: "warning", role: "alert" }, entry.error) : null,
-      facts([
-        ["progress", progress], ["time left", texts.left],
-        ["submitted", formatTime(entry.created)], ["took", tookOf(status)],
-        ["ranks", status.world_size], ["instances", status.instance_type ? `${status.instances ?? ""} x ${status.instance_type}` : ""],
-        ["cost so far", texts.cost], ["price per hour", isBilled ? formatUsd(cost.usd_per_hour) : ""],
-        ["estimate at the time limit", isBilled ? formatUsd(cost.max_usd) : ""], ["at risk since the last checkpoint", texts.at_risk],
-        ...metric.map(([name, value]) => [name, describeMetric(value)]),
-        ...Object.entries(status.tracking ?? {}).map(([name, place]) => [name, webLink(place)]),
-        ["tags", Object.entries(entry.tags ?? {}).map(([name, value]) => `${name}=${value}`).join(", ")],
-      ]),
-      this.source.isLive ? this.actions() : null);
+  /** Fill a part of the page if what it shows has changed. */
+  put(name, content, make) {
+    const node = this.parts[name], text = JSON.stringify(content) ?? "";
+    if (node.shownContent === text) return;
+    node.shownContent = text;
+    node.replaceChildren(...[make(content)].flat().filter(Boolean));
+  }
+
+  drawHead() {
+    const { entry } = this;
+    const curve = entry.curves[entry.words.key?.name]?.values.length;
+    const content = [entry.status, entry.texts, entry.words.key, entry.ledger?.share, curve, describeAgo(entry.created), tookOf(entry.status)];
+    this.put("head", content, () => runHead(entry, this.source.isLive ? this.actions() : null));
+    this.put("failure", [entry.explanation, entry.status.state], () => failureNotice(entry, () => this.jumpToFailure()));
   }
 
   actions() {
     const { entry } = this;
-    const button = (text, action, command, question) => el("button", { type: "button", click: () => confirmAction(this.source, entry.reference, text, action, command, question) }, text);
+    const button = (text, action, command, question) => el("button", {
+      type: "button", click: () => confirmAction(this.source, entry.reference, text, action, command, question),
+    }, text);
     const isFinal = entry.status.exit_code !== null, submit = entry.explanation?.submit;
-    return el("div", { class: "actions" },
-      submit ? button("Copy command after the fix…", null, submit, "A resumed run would have the old code and job. Copy the command that submits the fixed ones?") :
-      isFinal ? button("Resume…", "resume", `cloudtrain resume ${entry.reference}`, "Start a new run from the last checkpoint?") :
-        button("Stop…", "stop", `cloudtrain stop ${entry.reference}`, "Stop this run? A Task saves a checkpoint first."),
+    const stop = () => button("Stop…", "stop", `cloudtrain stop ${entry.reference}`, "Stop this run? A Task saves a checkpoint first.");
+    const resume = () => button("Resume…", "resume", `cloudtrain resume ${entry.reference}`, "Start a new run from the last checkpoint?");
+    const fixed = () => button("Copy command after the fix…", null, submit,
+      "A resumed run would have the old code and job. Copy the command that submits the fixed ones?");
+    const first = submit ? fixed() : isFinal ? resume() : stop();
+    return el("div", { class: "actions" }, first,
       button("Copy command…", null, `cloudtrain follow ${entry.reference}`, "Copy the command that follows this run in a terminal?"));
   }
 
-  showPlan() {
-    const { plan, settings } = this.entry;
-    const environment = this.entry.events.find((event) => event.event === "environment") ?? this.entry.events.find((event) => event.event === "started");
-    const rows = (content) => Object.entries(content ?? {}).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [name, String(value)]);
-    const parts = [
-      plan.command ? el("p", {}, "Starts ", el("code", {}, plan.command)) : null,
-      facts([["image", plan.image], ["code", plan.bundle ? `${plan.bundle.digest?.slice(0, 12)} (${formatBytes(plan.bundle.bytes)}, ${plan.bundle.files} files)` : ""],
-        ["commit", plan.commit ? `${plan.commit.slice(0, 12)}${plan.diff ? " with changes" : ""} on ${plan.branch ?? ""}` : ""]]),
-      el("div", { class: "pair" },
-        table("Settings", ["setting", "value"], rows(this.entry.settings)),
-        environment ? table("Environment", ["what", "value"], rows(environment).filter(([name]) => !["event", "time", "number", "step", "epoch"].includes(name))) : null),
-      (plan.warnings ?? []).map((text) => el("p", { class: "warning" }, text)),
-      plan.decisions?.length ? el("details", {}, el("summary", {}, "Decisions of the plan"), el("ul", {}, plan.decisions.map((text) => el("li", {}, text)))) : null,
-      this.entry.card ? el("details", {}, el("summary", {}, "Model card"), el("pre", { tabindex: "0", "aria-label": "model card" }, this.entry.card)) : null,
-      plan.diff ? el("details", {}, el("summary", {}, "Changes since the commit (git diff)"), diffBlock(plan.diff)) : null,
-    ];
-    this.parts.plan.replaceChildren(...parts.flat().filter(Boolean));
+  drawOverview() {
+    const { entry } = this, { words } = entry;
+    const texts = [...(entry.status.alarms ?? []), ...(entry.status.warnings ?? []), ...(entry.error ? [entry.error] : [])];
+    this.put("notices", texts, (found) => found.map((text) => el("p", { class: "warning" }, text)));
+    const charts = chartsOf({ ...entry, curves: this.zoomed.key ?? entry.curves }).filter((chart) => chart.isLarge);
+    this.showCharts("key", charts, "keyEmpty");
+    this.put("facts", words.facts, (rows) => rowTable("", rows));
+    this.put("results", words.results, resultTable);
+    this.put("ledger", entry.ledger, ledgerPart);
+    this.put("evaluations", entry.evaluations ?? [], (found) => (found.length ? section("evaluations-section", "Evaluations", evaluationTable(found)) : null));
+    this.put("classes", entry.analysis ?? null, (found) => (found ? section("classes-section", `Classes of the ${found.split} data`, analysisTables(found)) : null));
+  }
+
+  drawCharts() {
+    this.showCharts("curves", chartsOf({ ...this.entry, curves: this.zoomed.curves ?? this.entry.curves }), "chartsEmpty");
+  }
+
+  drawSystem() {
+    const { words } = this.entry;
+    this.showCharts("speed", chartsOf({ ...this.entry, curves: this.zoomed.speed ?? this.entry.curves }, { speed: true }), "speedEmpty");
+    this.put("hosts", words.hosts, hostTable);
+    this.put("environment", words.environment, environmentPart);
+  }
+
+  /** Show charts, or what would fill their place. */
+  showCharts(grid, charts, empty) {
+    const hint = this.entry.words.metrics_hint;
+    this.grids[grid].node.hidden = !charts.length;
+    this.put(empty, charts.length ? null : [grid, hint], (found) => (found ? noMetrics(grid === "speed" ? "" : hint, grid) : null));
+    if (charts.length || this.grids[grid].charts.length) this.grids[grid].show(charts);
+  }
+
+  drawTimeline() {
+    const { entry } = this;
+    this.put("timeline", [entry.events.length, entry.events.at(-1)?.number, entry.status, entry.ledger?.attempts], () => timeline(entry));
+  }
+
+  drawCheckpoints() {
+    this.put("checkpoints", [this.entry.words.checkpoints, this.entry.ledger?.rows], () => checkpointPart(this.entry));
+  }
+
+  drawPlan() {
+    this.put("plan", this.entry.reference, () => planPart(this.entry));
+  }
+
+  /** Open the log at the line that shows why the run failed. */
+  jumpToFailure() {
+    location.hash = tabAddress(this.entry.reference, "log");
+    this.showTab("log");
+    this.log.jump(failureLine(this.entry.explanation, this.log.lines));
+  }
+
+  /** Show all tabs one after the other while the page is printed. */
+  followPrint() {
+    this.printing = matchMedia("print");
+    this.onPrint = ({ matches }) => {
+      if (!matches) { this.showTab(this.tab); return; }
+      for (const [name] of RUN_TABS) {
+        this.panels[name].hidden = false;
+        this.drawers[name]();
+      }
+      this.log.draw(true);
+    };
+    this.printing.addEventListener("change", this.onPrint);
   }
 
   /** Fetch more points of a zoomed range. */
-  async fetchRange(range) {
-    this.zoomed = null;
+  async fetchRange(id, range) {
+    delete this.zoomed[id];
     if (range) {
       const answer = await this.source.get(`api/run/${encodeURIComponent(this.entry.reference)}/curves?from=${range[0]}&to=${range[1]}`);
-      if (!answer.curves || String(range) !== String(this.curves.zoom)) return;
-      this.zoomed = answer.curves;
+      if (!answer.curves || String(range) !== String(this.grids[id].zoom)) return;
+      this.zoomed[id] = answer.curves;
     }
-    this.curves.show(chartsOf([{ ...this.entry, curves: this.zoomed ?? this.entry.curves }]));
+    this.update();
   }
 
   destroy() {
-    this.curves.destroy();
-    this.speed.destroy();
+    clearInterval(this.timer);
+    this.printing.removeEventListener("change", this.onPrint);
+    for (const grid of Object.values(this.grids)) grid.destroy();
   }
+}
+
+/** Return the head of a run: name, state, age, duration, cost, effective share, and the key metric with its curve. */
+function runHead(entry, actions) {
+  const { status, words, ledger, texts } = entry;
+  const id = el("span", { class: "id", title: entry.reference }, shortId(entry.run));
+  const age = el("span", { title: formatTime(entry.created) }, describeAgo(entry.created));
+  const share = ledger?.share ? el("span", { title: ledger.headline }, ledger.share) : "";
+  const reason = status.state === "FAILED" ? "" : texts.reason;
+  return el("div", { class: "run-head" },
+    el("div", { class: "run-title" }, el("h1", {}, entry.name, " ", id, " ", stateBadge(status.state)),
+      reason ? el("p", { class: "reason muted" }, reason) : null,
+      facts([["Submitted", age], ["Duration", tookOf(status)], ["Cost", texts.cost], ["Effective training", share], ...progressFacts(entry)])),
+    keyMetric(entry, words.key), actions);
+}
+
+function progressFacts({ status, texts }) {
+  if (status.exit_code !== null) return [];
+  const total = status.total_steps;
+  if (!total) return [["Progress", texts.steps]];
+  const bar = el("progress", { max: 1, value: Math.min(1, (status.last_step ?? 0) / total), "aria-label": "progress" });
+  return [["Progress", el("span", {}, bar, ` ${texts.steps}`)], ["Time left", texts.left]];
+}
+
+function keyMetric(entry, key) {
+  if (!key) return null;
+  return el("div", { class: "run-key" },
+    el("div", {}, el("div", { class: "fact-label" }, capitalised(key.title)), el("div", { class: "run-key-value" }, key.text)),
+    headCurve(entry.curves[key.name], key.title));
+}
+
+/** Return a curve without axes: its course, and its end as a dot. */
+function headCurve(curve, title) {
+  const values = (curve?.values ?? []).filter((value) => value !== null);
+  if (values.length < 2) return null;
+  const { width, height, points } = HEAD_CURVE, pad = 4;
+  const every = Math.max(1, Math.floor(values.length / points));
+  const shown = values.filter((_, index) => index % every === 0 || index === values.length - 1);
+  const low = Math.min(...shown), high = Math.max(...shown);
+  const x = (index) => pad + (index / (shown.length - 1)) * (width - 2 * pad);
+  const y = (value) => (high === low ? height / 2 : height - pad - ((value - low) / (high - low)) * (height - 2 * pad));
+  const line = shown.map((value, index) => `${x(index).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
+  return svg("svg", { class: "head-curve", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Course of ${title}` },
+    svg("polyline", { points: line }), svg("circle", { cx: x(shown.length - 1), cy: y(shown.at(-1)), r: 3 }));
 }
 
 function tookOf(status) {
@@ -163,39 +337,27 @@ function tookOf(status) {
   return begin ? formatDuration(((status.ended ? Date.parse(status.ended) : Date.now()) - Date.parse(begin)) / 1000) : "";
 }
 
-function checkpointTable(entry) {
-  const found = entry.events.filter((event) => event.event === "checkpoint");
-  const damaged = new Set(entry.events.filter((event) => event.event === "checkpoint_damaged").map((event) => event.step));
-  const missed = entry.events.filter((event) => event.event === "checkpoint_missed");
-  if (!found.length && !missed.length) return el("p", { class: "state" }, "No checkpoint so far.");
-  const rows = found.map((event) => [`step ${event.step}`, damaged.has(event.step) ? "damaged" : "complete", formatTime(event.time), formatBytes(event.bytes), event.seconds ? `${formatNumber(event.seconds)} s` : "", event.uri]);
-  const lost = missed.map((event) => [`step ${event.step}`, `missed: ${event.reason ?? ""}`, formatTime(event.time), "", "", event.detail ?? ""]);
-  return table("Checkpoints when they were written; older ones may be deleted by checkpoint.keep", ["step", "status", "written", "size", "took", "place"], [...rows, ...lost].reverse());
-}
-
-/** The lines of the failure's host around the first that shows its message; empty if no line that is kept shows it. */
-function linesAround(found, lines) {
-  const message = (found.traceback?.length ? found.traceback.at(-1) : found.message).split("\n")[0].trim();
-  const ofHost = lines.filter((line) => !found.host || line.host === found.host);
-  const at = message ? ofHost.findIndex((line) => line.text.includes(message)) : -1;
-  return at < 0 ? [] : ofHost.slice(Math.max(0, at - CONTEXT_LINES), at + CONTEXT_LINES + 1);
-}
-
-function explanationPart(entry, lines) {
+/** Return why a run failed and what to do, as a notice below its head. */
+function failureNotice(entry, jump) {
   const found = entry.explanation;
-  if (!found) return [];
-  const around = linesAround(found, lines);
-  const where = [found.host, found.rank === null || found.rank === undefined ? "" : `rank ${found.rank}`, found.step === null || found.step === undefined ? "" : `after step ${found.step}`].filter(Boolean).join(", ");
-  return [section("explanation-section", `Why it failed${found.class ? `: ${found.class}` : ""}`,
-    el("pre", { class: "message", tabindex: "0" }, found.message), where ? el("p", { class: "muted" }, where) : null,
-    found.action ? el("p", {}, found.action) : null,
-    found.traceback?.length ? el("pre", { tabindex: "0", "aria-label": "Traceback" }, found.traceback.join("\n")) : null,
-    found.last_lines?.length ? el("pre", { tabindex: "0", "aria-label": "Last lines" }, found.last_lines.join("\n")) : null,
-    around.length ? el("details", {}, el("summary", {}, "The log around it"), el("pre", { tabindex: "0", "aria-label": "Log around the failure" },
-      around.map((line) => `${line.host}${line.rank === null ? "" : ` rank ${line.rank}`}  ${line.text}`).join("\n"))) : null)];
+  if (!found && entry.status.state !== "FAILED") return [];
+  if (!found) return [el("div", { class: "notice", role: "note" }, el("pre", { class: "message", tabindex: "0" }, entry.status.reason))];
+  const trace = found.traceback?.length ? found.traceback : found.last_lines ?? [];
+  const name = found.traceback?.length ? "Traceback" : "Last lines";
+  const rest = el("div", { class: "notice-rest" },
+    found.where ? el("p", { class: "muted" }, capitalised(found.where)) : null,
+    found.action ? el("p", { class: "advice" }, el("strong", {}, "What to do: "), found.action) : null,
+    trace.length ? el("details", {}, el("summary", {}, name), el("pre", { tabindex: "0", "aria-label": name }, trace.join("\n"))) : null);
+  return [el("section", { class: "notice", id: "explanation-section", "aria-labelledby": "explanation-title" },
+    el("h2", { id: "explanation-title" }, `Why it failed${found.cause ? `: ${found.cause}` : ""}`),
+    el("pre", { class: "message", tabindex: "0", "aria-label": "Message" }, found.message), rest,
+    el("button", { type: "button", click: jump }, "Jump to it in the log"))];
 }
 
-function diffBlock(text) {
-  return el("pre", { class: "diff", tabindex: "0", "aria-label": "git diff" }, text.split("\n").map((line) =>
-    el("span", { class: line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : "" }, `${line}\n`)));
+/** Return the number of the line that shows why a run failed: its message, else the last error; null without one. */
+function failureLine(found, lines) {
+  const message = (found?.traceback?.length ? found.traceback.at(-1) : found?.message ?? "").split("\n")[0].trim();
+  const ofHost = lines.filter((line) => !found?.host || line.host === found.host);
+  const shown = message ? ofHost.find((line) => line.text.includes(message)) : null;
+  return (shown ?? lines.findLast((line) => line.level === "error") ?? lines.at(-1))?.number ?? null;
 }
