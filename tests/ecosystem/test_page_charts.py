@@ -160,6 +160,7 @@ def test_ticks_are_neither_cut_nor_repeated(show: Callable[..., Any], is_log: bo
         "shares": ("%", [0.411, 0.412, 0.413]),
         "throughput": ("samples/s", [11_900.0, 12_100.0, 12_400.0]),
         "large": ("", [1.5e9, 1.6e9, 1.7e9]),
+        "without limit": ("", [2.3, 4.1e20, 2.2e36]),
     }
     charts = [
         {"title": title, "unit": unit, "series": [line("value", [*values])]}
@@ -178,6 +179,7 @@ def test_ticks_are_neither_cut_nor_repeated(show: Callable[..., Any], is_log: bo
     ):
         ticks = list(found)
         texts = [each["text"] for each in ticks if each["text"]]
+        assert texts, figure
         assert len(texts) == len({*texts}), (figure, texts)
 
 
@@ -325,7 +327,7 @@ def test_a_sweep_shows_its_best_trial(show: Callable[..., Any], sweep: dict[str,
     assert values == sorted(values)
     assert "out of memory" in rows.last.inner_text()
     assert page.locator("#sweep-history text").count() >= 5
-    lines = page.locator("#sweep-parallel polyline")
+    lines = page.locator("#sweep-parallel .run-line")
     colours = [
         lines.nth(place).evaluate("each => getComputedStyle(each).stroke") for place in range(7)
     ]

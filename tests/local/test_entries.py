@@ -158,7 +158,8 @@ def test_a_stop_reaches_all_processes_of_a_command(cli: Cli, tmp_path: Path) -> 
     folder = write_tree(
         tmp_path / "job", train_py=f"{wait}print('ready', flush=True)\ntime.sleep(600)\n"
     )
-    (folder / "train.sh").write_text("python train.py\n")
+    # The shell ends after the training, as it would with more to do.
+    (folder / "train.sh").write_text("trap : TERM\npython train.py\n")
     (folder / "job.yaml").write_text(f"name: demo\ncode: {{command: [bash, train.sh]}}\n{CLUSTER}")
     run = cli("submit", folder / "job.yaml", "--local").out.strip()
     until(lambda: "ready" in cli("logs", run).out)

@@ -169,7 +169,11 @@ class RunFeed(Observer):
             return []
         found = []
         for name in list_sweeps():
-            row = self._ended_sweeps.get(name) or summarize(name)
+            try:
+                row = self._ended_sweeps.get(name) or summarize(name)
+            except CloudtrainError:
+                # It was deleted meanwhile, or its account cannot be reached.
+                continue
             if row["is_final"]:
                 self._ended_sweeps[name] = row
             found.append(row)

@@ -42,7 +42,7 @@ from cloudtrain.runs.titles import (
     split_title,
     title_of_metric,
 )
-from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.backend_facts import facts_of, place_name
 from cloudtrain.support.units import format_duration, format_number, format_size, format_usd
 from cloudtrain_runtime.contract.events import Event
 from cloudtrain_runtime.contract.lazy_pattern import lazy_pattern
@@ -143,6 +143,7 @@ def fact_rows(status: Status, plan: Mapping[str, Any], now: float) -> list[Row]:
     rows = [
         ["Progress", describe_steps(status), ""],
         ["Time left", status.describe_rest(now), ""],
+        ["Where", place_name(status.backend), ""],
         ["Ranks", _ranks(status, plan), ""],
         ["Instances", _instances(status), ""],
         ["Last checkpoint", describe_checkpoint(status, now), ""],

@@ -154,7 +154,7 @@ class App {
     this.main = el("main", { id: "main" });
     const theme = el("button", { type: "button", class: "link", click: () => this.switchTheme() }, "Light or dark");
     document.getElementById("app").replaceChildren(
-      el("header", {}, el("a", { href: "#/", class: "brand" }, "cloudtrain"), el("span", { class: "muted" }, source.isLive ? "dashboard" : `report of ${formatTime(source.content.created)}`), theme),
+      el("header", {}, el("a", { href: "#/", class: "brand" }, "cloudtrain"), source.isLive ? el("a", { href: "#/", class: "muted" }, "all runs") : el("span", { class: "muted" }, `report of ${formatTime(source.content.created)}`), theme),
       this.banner, this.main);
     addEventListener("hashchange", () => this.onAddress());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show());

@@ -54,11 +54,11 @@ function tickTexts(unit, ticks, increment) {
   const largest = Math.max(...known.map(Math.abs), 0);
   const { factor, suffix } = scaleOf(unit, largest);
   const decimals = decimalsOf(increment / factor);
-  const isTiny = !suffix && largest > 0 && largest < 1e-3;
-  const exponent = isTiny ? Math.floor(Math.log10(largest)) : 0;
+  const isFar = !suffix && largest > 0 && (largest < 1e-3 || largest >= 1e12);
+  const exponent = isFar ? Math.floor(Math.log10(largest)) : 0;
   const text = (tick) => {
     if (tick === 0) return suffix ? `0${suffix}` : "0";
-    if (isTiny) return `${(tick / 10 ** exponent).toFixed(decimalsOf(increment / 10 ** exponent))}e${exponent}`;
+    if (isFar) return `${(tick / 10 ** exponent).toFixed(decimalsOf(increment / 10 ** exponent))}e${exponent}`;
     if (decimals === 0 && !suffix) return shortNumber(tick, increment);
     return `${(tick / factor).toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals })}${suffix}`;
   };

@@ -7,6 +7,8 @@ const NO_ZOOM = null;
 const HEIGHT = 170, LARGE_HEIGHT = 280;
 const FONT = "12px system-ui, sans-serif";
 const STEP_DISTANCES = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((digit) => digit * 10 ** power)).flat();
+/** Distances of a y axis; a loss that grows without limit has a value of 1e36 before it is no number. */
+const VALUE_DISTANCES = Array.from({ length: 320 }, (_, power) => [1, 2, 2.5, 5].map((digit) => digit * 10 ** (power - 18))).flat();
 const TIME_DISTANCES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
   ...[1, 2, 5, 7, 14, 30, 60, 180, 365].map((days) => days * 86400)];
 /** The part of a step in which nothing is computed. */
@@ -251,7 +253,7 @@ class MetricChart {
       axes: [
         { ...common, size: 22, space: 64, incrs: isOfTime ? TIME_DISTANCES : STEP_DISTANCES,
           values: (_, ticks, __, ___, distance) => ticks.map((tick) => (isOfTime ? formatDuration(tick) : shortNumber(tick, distance))) },
-        { ...common, space: 32, size: (plot, texts, _, turn) => this.axisWidth(plot, texts, turn),
+        { ...common, space: 32, incrs: VALUE_DISTANCES, size: (plot, texts, _, turn) => this.axisWidth(plot, texts, turn),
           values: (_, ticks, __, ___, distance) => (isLog ? logTickTexts(unit, ticks) : tickTexts(unit, ticks, distance)) },
       ],
       series: [{}, ...this.seriesSettings()],

@@ -32,10 +32,15 @@ function parallelCoordinates(lines, axes) {
   const scales = axes.map(axisScale);
   const x = (index) => (100 * (index + 0.5)) / axes.length;
   const y = (index, value) => 100 * (1 - scales[index].share(value));
+  // A run without a value crosses no axis: its line has a gap there.
+  const brokenLine = (points) => points.map(([index, value], place) => {
+    if (value === null) return "";
+    const isNew = place === 0 || points[place - 1][1] === null;
+    return `${isNew ? "M" : "L"}${x(index)} ${y(index, value)}`;
+  }).join(" ");
   const shapes = axes.map((_, index) => svg("line", { x1: x(index), x2: x(index), y1: 0, y2: 100, class: "axis" }));
   lines.forEach(({ label, colour, dash }, line) => {
-    const known = axes.map((axis, index) => [index, axis.values[line]]).filter(([, value]) => value !== null && value !== undefined);
-    const shape = svg("polyline", { points: known.map(([index, value]) => `${x(index)},${y(index, value)}`).join(" "), class: "run-line", "stroke-dasharray": (dash ?? []).join(" ") });
+    const shape = svg("path", { d: brokenLine(axes.map((axis, index) => [index, axis.values[line] ?? null])), class: "run-line", "stroke-dasharray": (dash ?? []).join(" ") });
     shape.style.stroke = colour;
     shape.append(titleOf(label));
     shapes.push(shape);

@@ -8,6 +8,8 @@ const REPORT_POINTS = 100;
 const SPARK_WIDTH = 120, SPARK_HEIGHT = 20, SPARK_EDGE = 2;
 const HALF = 0.5, FENCE = 1.5;
 
+/** What a reason begins with where a rank has failed; the cause is what tells failures apart. */
+const RANK_FAILED = /^rank \d+ on \S+ (\(local rank \d+\) )?failed: /;
 /** States in which the reason matters more than the metric. */
 const TROUBLES = new Set(["FAILED", "INTERRUPTED", "UNKNOWN"]);
 
@@ -136,7 +138,7 @@ function runCells(row, { checkbox, reasonLength }) {
     cell("tags", { title: tagText(row) }, tagText(row)),
   ];
   const reason = TROUBLES.has(row.state) ? row.texts.reason : "";
-  if (reason) cells.push(cell("why", { title: reason }, cutAtWord(reason, reasonLength)));
+  if (reason) cells.push(cell("why", { title: reason }, cutAtWord(reason.replace(RANK_FAILED, ""), reasonLength)));
   return cells;
 }
 

@@ -10,7 +10,7 @@ const CARD_PIXELS = 700;
 const FIRST_ROWS = 60, MORE_ROWS = 150;
 
 const KEYS = [
-  ["j", "next run"], ["k", "run before"], ["x", "select it"], ["Enter", "open it"],
+  ["j", "next run"], ["k", "run before"], ["x", "select it"], ["c", "compare those selected"], ["Enter", "open it"],
   ["→ ←", "show or hide the trials of a sweep"], ["/", "search"], ["Escape", "leave the search"], ["?", "show these keys"],
 ];
 
@@ -330,7 +330,7 @@ class ListView {
     if (this.barCount === count) return;
     this.barCount = count;
     this.bar.hidden = count === 0;
-    const compare = () => { location.hash = `#/compare/${[...this.selected].map(encodeURIComponent).join(",")}`; };
+    const compare = () => this.compareSelected();
     const clear = () => { this.selected.clear(); this.drawBoxes(); this.drawBar(); };
     const offered = count > 1
       ? el("button", { type: "button", class: "primary", click: compare }, `Compare ${count} runs`)
@@ -399,6 +399,7 @@ class ListView {
       j: () => this.move(1),
       k: () => this.move(-1),
       x: () => this.selectCurrent(),
+      c: () => this.compareSelected(),
       "/": () => this.filter.select(),
       "?": () => this.showKeys(),
       ArrowRight: () => this.openCurrent(true),
@@ -418,6 +419,12 @@ class ListView {
     const next = at < 0 ? 0 : Math.min(rows.length - 1, Math.max(0, at + by));
     rows[next]?.querySelector(".name a").focus();
     rows[next]?.scrollIntoView({ block: "nearest" });
+  }
+
+  compareSelected() {
+    if (this.selected.size < 2) return false;
+    location.hash = `#/compare/${[...this.selected].map(encodeURIComponent).join(",")}`;
+    return true;
   }
 
   selectCurrent() {

@@ -75,6 +75,8 @@ class RunView {
       speed: this.makeGrid("speed"),
     };
     this.log = new LogView(() => this.entry.created ?? originOf(this.entry));
+    // Of an ended run, the beginning is shown first.
+    this.log.follow.checked = entry.status.exit_code === null;
     this.parts = { head: el("div", {}), failure: el("div", {}) };
     this.head = el("div", {}, this.parts.head, this.parts.failure);
     this.panels = {};
@@ -198,7 +200,8 @@ class RunView {
     const resume = () => button("Resume…", "resume", `cloudtrain resume ${entry.reference}`, "Start a new run from the last checkpoint?");
     const fixed = () => button("Copy command after the fix…", null, submit,
       "A resumed run would have the old code and job. Copy the command that submits the fixed ones?");
-    const first = submit ? fixed() : isFinal ? resume() : stop();
+    const isDone = entry.status.state === "SUCCEEDED";
+    const first = submit ? fixed() : isDone ? null : isFinal ? resume() : stop();
     return el("div", { class: "actions" }, first,
       button("Copy command…", null, `cloudtrain follow ${entry.reference}`, "Copy the command that follows this run in a terminal?"));
   }
