@@ -24,8 +24,6 @@ from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE
 CHECKPOINT_FOLDER = (CHECKPOINTS, ML_ROOT_VARIABLE, CHECKPOINTS_VARIABLE)
 """Texts by which code names the folder of checkpoints that are kept."""
 _RUNTIME = "cloudtrain_runtime"
-_CALLS = f"{_RUNTIME}.functions"
-"""The part of the runtime that calls a function of a notebook."""
 _FRAMEWORKS = frozenset(
     {
         *("accelerate", "axolotl", "bagua", "catalyst", "colossalai", "composer", "deepspeed"),
@@ -93,11 +91,8 @@ def changes_path(module: Module) -> bool:
 
 
 def imports_runtime(module: Module) -> bool:
-    """Return whether a module imports the runtime, other than to call a function."""
-    return any(
-        name.partition(".")[0] == _RUNTIME and not name.startswith(_CALLS)
-        for name in module.imports
-    )
+    """Return whether a module imports the runtime."""
+    return any(name.partition(".")[0] == _RUNTIME for name in module.imports)
 
 
 def uses_checkpoints(module: Module) -> bool:
