@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+from support.dashboard_tabs import browser_of
 from support.jobs import Cli
 
 
@@ -10,3 +14,13 @@ from support.jobs import Cli
 def cli(cli_process: Cli) -> Cli:
     """Run the command as a user of the other program does: in an interpreter of its own."""
     return cli_process
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium, for the tests of a module."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (make test-all)"
+    )
+    with browser_of(playwright.sync_playwright) as started:
+        yield started

@@ -15,7 +15,6 @@ from support.dashboard_tabs import (
     WAIT_MILLISECONDS,
     Served,
     Tab,
-    browser_of,
     end_dashboard,
     open_tab,
     start_dashboard,
@@ -35,15 +34,6 @@ ONE, TWO, THREE = (
     "other-261120-121500-000003",
 )
 ATTACK = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>\x1b]0;x\x07'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (make test-all)"
-    )
-    with browser_of(playwright.sync_playwright) as started:
-        yield started
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.dashboard_tabs import browser_of
 from support.jobs import Cli
 from support.recorded_runs import step_events, write_run
 from support.recorded_sweeps import write_sweep
@@ -42,15 +41,6 @@ DRAW = """async ([charts, options]) => {
   grid.show(charts);
   await new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)));
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (make test-all)"
-    )
-    with browser_of(playwright.sync_playwright) as started:
-        yield started
 
 
 @pytest.fixture

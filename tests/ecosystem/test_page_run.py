@@ -14,7 +14,6 @@ from support.dashboard_tabs import (
     WAIT_MILLISECONDS,
     Served,
     Tab,
-    browser_of,
     end_dashboard,
     open_tab,
     start_dashboard,
@@ -174,15 +173,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     printed = [f"step {step} loss={1 / step:.4f}" for step in range(1, 6)]
     write_run(place, SCRIPT, [], lines=printed)
     return place
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (make test-all)"
-    )
-    with browser_of(playwright.sync_playwright) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

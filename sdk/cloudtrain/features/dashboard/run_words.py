@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cloudtrain.console.status_fields import as_one_line
+from cloudtrain.runs.comparison import direction_of
 from cloudtrain.runs.evaluations import INITIAL_STEP, Evaluation, Measurement
 from cloudtrain.runs.event_words import describe_devices, describe_event, word_event
 from cloudtrain.runs.history import SPEED_METRICS
 from cloudtrain.runs.ledger_words import describe_share
-from cloudtrain.runs.main_metric import is_higher_better, is_lower_better, main_metric
+from cloudtrain.runs.main_metric import main_metric
 from cloudtrain.runs.shown_metrics import plain_metrics
 from cloudtrain.runs.status import (
     Status,
@@ -103,15 +104,8 @@ def _metric_words(name: str) -> dict[str, Any]:
         "unit": title.unit,
         "kind": "speed" if name in SPEED_METRICS else "",
         "hint": title.hint,
-        "direction": _direction(name),
+        "direction": direction_of(name),
     }
-
-
-def _direction(name: str) -> str | None:
-    """Return whether a lower (`min`) or a higher (`max`) value of a metric is better; None if that is unknown."""
-    if is_lower_better(name):
-        return "min"
-    return "max" if is_higher_better(name) else None
 
 
 def key_metric(metrics: Mapping[str, float | None]) -> dict[str, Any] | None:
