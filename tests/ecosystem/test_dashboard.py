@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
@@ -12,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from support.dashboard_tabs import (
-    WAIT_MILLISECONDS,
     Served,
     Tab,
     end_dashboard,
+    expect,
     open_tab,
     start_dashboard,
 )
@@ -122,78 +123,82 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 def list_rows(found: Tab, count: int) -> Any:
-    """Return the rows of the list, once there are so many."""
+    """Return the rows of the list, once it has all of them and they are so many."""
     rows = found.page.locator("table.runs tbody tr:not(.group)")
-    rows.nth(count - 1).wait_for(timeout=WAIT_MILLISECONDS)
-    found.page.wait_for_function(
-        "(count) => document.querySelectorAll('table.runs tbody tr:not(.group)').length === count",
-        arg=count,
-        timeout=WAIT_MILLISECONDS,
-    )
+    found.wait_listed()
+    expect(rows).to_have_count(count)
     return rows
+
+
+def wait_tags(found: Tab) -> None:
+    """Wait until the list has the tags of the runs, which come with their names after the rows."""
+    for tag in ("team=vision", "team=text"):
+        expect(found.page.locator("table.runs").get_by_text(tag).first).to_be_visible()
 
 
 def test_the_list_filters_sorts_and_groups(
     home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
 ) -> None:
     found = tab()
-    found.open(serve(home).url)
+    served = serve(home)
+    found.open(served.url)
     rows = list_rows(found, 3)
-    found.page.wait_for_selector("text=team=vision", timeout=WAIT_MILLISECONDS)
-    assert "token" not in found.page.url
+    wait_tags(found)
+    # The token is no longer in the address.
+    expect(found.page).to_have_url(served.address("/"))
     found.page.get_by_label("filter").fill("vision")
-    assert rows.count() == 1
-    assert ONE[-6:] in rows.inner_text()
-    assert rows.locator(".id").get_attribute("title") == f"local:{ONE}"
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(ONE[-6:], use_inner_text=True)
+    expect(rows.locator(".id")).to_have_attribute("title", f"local:{ONE}")
     found.page.get_by_label("filter").fill("")
     found.page.get_by_label("group by").select_option("tag team")
-    assert found.page.locator("tr.group").all_inner_texts() == [
-        "(without) (1)",
-        "text (1)",
-        "vision (1)",
-    ]
+    groups = found.page.locator("tr.group")
+    expect(groups).to_have_text(["(without) (1)", "text (1)", "vision (1)"], use_inner_text=True)
     found.page.get_by_label("group by").select_option("")
     found.page.get_by_role("button", name="1 failed").click()
-    assert THREE[-6:] in rows.inner_text()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text(THREE[-6:], use_inner_text=True)
     found.page.get_by_role("button", name="1 failed").click()
+    names = found.page.locator("table.runs tbody th a")
     found.page.get_by_role("button", name="run", exact=True).click()
-    names = found.page.locator("table.runs tbody th a").all_inner_texts()
-    assert names == ["digits", "digits", "other"]
+    expect(names).to_have_text(["digits", "digits", "other"], use_inner_text=True)
     found.page.get_by_role("button", name="run", exact=True).click()
-    names = found.page.locator("table.runs tbody th a").all_inner_texts()
-    assert names == ["other", "digits", "digits"]
+    expect(names).to_have_text(["other", "digits", "digits"], use_inner_text=True)
 
 
 def test_filters_and_order_survive_a_reload(
     home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
 ) -> None:
     found = tab()
-    found.open(serve(home).url)
+    served = serve(home)
+    found.open(served.url)
+    page = found.page
     rows = list_rows(found, 3)
-    found.page.get_by_label("filter").fill("digits")
-    found.page.get_by_role("button", name="2 succeeded").click()
-    found.page.get_by_role("button", name="key metric").click()
-    found.page.get_by_role("button", name="key metric").click()
-    found.page.get_by_label("group by").select_option("state")
-    address = found.page.url.partition("#")[2]
-    assert address == "/?q=digits&state=SUCCEEDED&group=state&sort=-metric"
-    found.page.reload()
+    wait_tags(found)
+    page.get_by_label("filter").fill("digits")
+    page.get_by_role("button", name="2 succeeded").click()
+    page.get_by_role("button", name="key metric").click()
+    page.get_by_role("button", name="key metric").click()
+    page.get_by_label("group by").select_option("state")
+    address = served.address("/?q=digits&state=SUCCEEDED&group=state&sort=-metric")
+    expect(page).to_have_url(address)
+    page.reload()
     rows = list_rows(found, 2)
-    assert found.page.url.endswith(address)
+    expect(page).to_have_url(address)
     # The newest first would be the other way round.
-    assert [ONE[-6:], TWO[-6:]] == rows.locator(".id").all_inner_texts()
-    assert found.page.get_by_label("filter").input_value() == "digits"
-    assert found.page.get_by_label("group by").input_value() == "state"
-    pressed = found.page.get_by_role("button", name="2 succeeded").get_attribute("aria-pressed")
-    assert pressed == "true"
-    header = found.page.locator("th", has=found.page.get_by_role("button", name="key metric"))
-    assert header.get_attribute("aria-sort") == "descending"
+    expect(rows.locator(".id")).to_have_text([ONE[-6:], TWO[-6:]], use_inner_text=True)
+    expect(page.get_by_label("filter")).to_have_value("digits")
+    expect(page.get_by_label("group by")).to_have_value("state")
+    chosen = page.get_by_role("button", name="2 succeeded")
+    expect(chosen).to_have_attribute("aria-pressed", "true")
+    header = page.locator("th", has=page.get_by_role("button", name="key metric"))
+    expect(header).to_have_attribute("aria-sort", "descending")
     # The page of a run, and back.
     rows.first.locator("a").click()
-    found.page.wait_for_selector("figure.chart", timeout=WAIT_MILLISECONDS)
-    found.page.go_back()
+    page.wait_for_selector("figure.chart")
+    page.go_back()
     list_rows(found, 2)
-    assert found.page.get_by_label("filter").input_value() == "digits"
+    expect(page.get_by_label("filter")).to_have_value("digits")
 
 
 def write_trials(home: Path, sweep: str, count: int) -> None:
@@ -218,88 +223,112 @@ def test_the_trials_of_a_sweep_are_one_row_that_opens(
     found.open(serve(home).url)
     rows = list_rows(found, 4)
     row = found.page.locator("tr.sweep")
-    assert rows.first.get_attribute("class") == "sweep"
-    row.get_by_text("best validation loss").wait_for(timeout=WAIT_MILLISECONDS)
-    text = row.inner_text()
-    assert "4 of 6 trials, 1 failed" in text
-    assert "SUCCEEDED" in text
-    assert row.locator(".name a").get_attribute("href") == f"#/sweep/{sweep}"
-    assert not found.page.locator(".sweeps").is_visible()
+    expect(rows.first).to_have_class("sweep")
+    for text in ("best validation loss", "4 of 6 trials, 1 failed", "SUCCEEDED"):
+        expect(row).to_contain_text(text, use_inner_text=True)
+    expect(row.locator(".name a")).to_have_attribute("href", f"#/sweep/{sweep}")
+    expect(found.page.locator(".sweeps")).to_be_hidden()
     toggle = row.get_by_role("button")
-    assert toggle.get_attribute("aria-expanded") == "false"
+    expect(toggle).to_have_attribute("aria-expanded", "false")
     toggle.click()
     list_rows(found, 8)
-    assert row.get_by_role("button").get_attribute("aria-expanded") == "true"
+    expect(toggle).to_have_attribute("aria-expanded", "true")
     trials = found.page.locator("tr.trial")
-    assert trials.locator(".name .short").all_inner_texts() == [
-        f"trial {each}" for each in (3, 2, 1, 0)
-    ]
+    names = [f"trial {each}" for each in (3, 2, 1, 0)]
+    expect(trials.locator(".name .short")).to_have_text(names, use_inner_text=True)
     # The row of the sweep says which one it is; other tags stay.
-    assert trials.first.locator(".tags").inner_text() == "team=vision"
+    expect(trials.first.locator(".tags")).to_have_text("team=vision", use_inner_text=True)
     found.page.reload()
     list_rows(found, 8)
     found.page.get_by_label(f"select the trials of {sweep}").check()
-    assert found.page.get_by_role("button", name="Compare 4 runs").is_visible()
-    row.get_by_role("button").click()
+    expect(found.page.get_by_role("button", name="Compare 4 runs")).to_be_visible()
+    toggle.click()
     list_rows(found, 4)
     # A failed trial is found without opening its sweep.
     found.page.get_by_role("button", name="2 failed").click()
     list_rows(found, 3)
-    assert trials.locator(".why").inner_text() == "a trial broke"
+    expect(trials.locator(".why")).to_have_text("a trial broke", use_inner_text=True)
 
 
-def test_keys_move_select_search_and_open(
-    home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]
-) -> None:
+CURRENT = "document.activeElement.closest('tr')?.querySelector('.id').title"
+
+
+def wait_current(found: Tab, run: str) -> None:
+    """Wait until the focus is in the row of this run or sweep."""
+    found.page.wait_for_function(f"run => {CURRENT} === run", arg=run)
+
+
+@pytest.fixture
+def swept(home: Path, serve: Callable[..., Served], tab: Callable[..., Tab]) -> tuple[Tab, Served]:
+    """The complete list of the home with two trials of its sweep, and its dashboard."""
     (sweep,) = [each.name for each in (home / "sweeps").iterdir()]
     write_trials(home, sweep, 2)
     found = tab()
-    found.open(serve(home).url)
+    served = serve(home)
+    found.open(served.url)
     list_rows(found, 4)
+    wait_tags(found)
+    row = found.page.locator("tr.sweep")
+    expect(row).to_contain_text("best validation loss", use_inner_text=True)
+    return found, served
+
+
+def test_keys_move_and_select(home: Path, swept: tuple[Tab, Served]) -> None:
+    (sweep,) = [each.name for each in (home / "sweeps").iterdir()]
+    found, _ = swept
     page = found.page
-    current = "document.activeElement.closest('tr')?.querySelector('.id').title"
     page.keyboard.press("j")
-    assert page.evaluate(current) == sweep
+    wait_current(found, sweep)
     page.keyboard.press("ArrowRight")
     list_rows(found, 6)
     page.keyboard.press("ArrowLeft")
     list_rows(found, 4)
     page.keyboard.press("j")
-    assert page.evaluate(current) == f"local:{THREE}"
+    wait_current(found, f"local:{THREE}")
     page.keyboard.press("x")
     page.keyboard.press("j")
     page.keyboard.press("x")
-    assert page.get_by_role("button", name="Compare 2 runs").is_visible()
+    expect(page.get_by_role("button", name="Compare 2 runs")).to_be_visible()
     page.keyboard.press("k")
-    assert page.evaluate(current) == f"local:{THREE}"
+    wait_current(found, f"local:{THREE}")
     page.keyboard.press("x")
-    assert page.get_by_text("Select another run to compare.").is_visible()
+    expect(page.get_by_text("Select another run to compare.")).to_be_visible()
+    expect(page.get_by_label(f"select {TWO}")).to_be_checked()
+
+
+def test_keys_search_and_open_and_can_be_off(swept: tuple[Tab, Served]) -> None:
+    found, served = swept
+    page = found.page
+    page.get_by_label(f"select {TWO}").check()
     page.keyboard.press("/")
     page.keyboard.type("j?x")
-    assert page.get_by_label("filter").input_value() == "j?x"
-    assert page.get_by_role("button", name="Show all runs").is_visible()
+    words = page.get_by_label("filter")
+    expect(words).to_have_value("j?x")
+    expect(page.get_by_role("button", name="Show all runs")).to_be_visible()
     page.keyboard.press("Escape")
-    assert page.evaluate("document.activeElement.id") != "filter"
-    assert page.get_by_label("filter").input_value() == "j?x"
+    expect(words).not_to_be_focused()
+    expect(words).to_have_value("j?x")
     page.get_by_role("button", name="Show all runs").click()
+    list_rows(found, 4)
     page.keyboard.press("?")
-    assert "search" in page.locator("dialog.keys").inner_text()
+    expect(page.locator("dialog.keys")).to_contain_text("search", use_inner_text=True)
     page.keyboard.press("Escape")
-    page.locator("dialog").wait_for(state="detached")
+    expect(page.locator("dialog")).to_have_count(0)
     page.keyboard.press("j")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    page.wait_for_selector("figure.chart", timeout=WAIT_MILLISECONDS)
-    assert page.url.endswith(f"#/run/local%3A{THREE}")
+    page.wait_for_selector("figure.chart")
+    expect(page).to_have_url(served.address(f"/run/local%3A{THREE}"))
     page.go_back()
     list_rows(found, 4)
-    assert page.get_by_label(f"select {TWO}").is_checked()
+    expect(page.get_by_label(f"select {TWO}")).to_be_checked()
     # Who uses speech input can turn them off.
     page.get_by_role("button", name="Keys").click()
     page.get_by_label("Use these keys").uncheck()
     page.get_by_role("button", name="Close").click()
+    expect(page.locator("dialog")).to_have_count(0)
     page.keyboard.press("j")
-    assert page.evaluate(current) is None
+    assert page.evaluate(CURRENT) is None
 
 
 LONG_REASON = (
@@ -318,7 +347,7 @@ def test_a_long_reason_is_cut_at_a_word_and_whole_on_hover(
     found.open(serve(home).url)
     list_rows(found, 4)
     why = found.page.locator(".why", has_text="shapes")
-    assert why.get_attribute("title") == LONG_REASON
+    expect(why).to_have_attribute("title", LONG_REASON)
     shown = why.inner_text()
     assert shown.endswith("…")
     assert shown[:-1] in LONG_REASON
@@ -327,10 +356,13 @@ def test_a_long_reason_is_cut_at_a_word_and_whole_on_hover(
     # What is left of it fits, so the style cuts nothing off.
     assert why.evaluate("(node) => node.scrollWidth <= node.clientWidth")
     other = found.page.locator(".why", has_text="broken")
-    assert other.inner_text().endswith("ValueError: broken")
+    expect(other).to_have_text(re.compile("ValueError: broken$"), use_inner_text=True)
     # It has a line of its own, below that of the run.
-    row = found.page.locator("tr", has=why)
-    assert why.bounding_box()["y"] >= row.locator(".name a").bounding_box()["y"] + 15
+    below = """node => {
+      const name = node.closest("tr").querySelector(".name a");
+      return node.getBoundingClientRect().top - name.getBoundingClientRect().top;
+    }"""
+    assert why.evaluate(below) >= 15
 
 
 def test_columns_are_there_where_a_run_has_content(
@@ -343,18 +375,19 @@ def test_columns_are_there_where_a_run_has_content(
     found.open(served.url)
     list_rows(found, 1)
     titles = found.page.locator("table.runs thead th")
-    assert titles.all_inner_texts() == ["run", "state", "age ↑", "duration", "key metric"]
     row = found.page.locator("table.runs tbody tr")
-    row.locator("svg.spark path").wait_for(timeout=WAIT_MILLISECONDS)
-    assert row.locator(".duration").inner_text() == "30m"
-    assert row.locator(".age").get_attribute("title") == "2026-11-20 10:15:00 UTC"
-    assert not row.locator(".progress").is_visible()
+    expect(row.locator("svg.spark path")).to_be_visible()
+    heads = ["run", "state", "age ↑", "duration", "key metric"]
+    expect(titles).to_have_text(heads, use_inner_text=True)
+    expect(row.locator(".duration")).to_have_text("30m", use_inner_text=True)
+    expect(row.locator(".age")).to_have_attribute("title", "2026-11-20 10:15:00 UTC")
+    expect(row.locator(".progress")).to_be_hidden()
     write_run(place, TWO, step_events(30), job={"tags": {"team": "text"}})
     list_rows(found, 2)
-    found.page.wait_for_selector("text=team=text", timeout=WAIT_MILLISECONDS)
-    assert titles.all_inner_texts()[-1] == "tags"
+    expect(found.page.get_by_text("team=text")).to_be_visible()
+    expect(titles.last).to_have_text("tags", use_inner_text=True)
     found.page.get_by_label("filter").fill(ONE[-6:])
-    assert titles.all_inner_texts()[-1] == "key metric"
+    expect(titles.last).to_have_text("key metric", use_inner_text=True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -371,17 +404,22 @@ def test_the_list_is_cards_on_a_telephone(
     list_rows(found, 4)
     found.page.locator("tr.sweep button").click()
     list_rows(found, 7)
-    found.page.locator("svg.spark").nth(4).wait_for(timeout=WAIT_MILLISECONDS)
+    expect(found.page.locator("svg.spark")).to_have_count(6)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= 375
     row = found.page.locator("tr", has=found.page.locator(f"[title='local:{TWO}']"))
-    parts = (".name a", ".badge", ".age", ".value", "svg.spark")
-    boxes = [row.locator(each).bounding_box() for each in parts]
-    assert all(box["x"] >= 0 and box["x"] + box["width"] <= 375 for box in boxes)
-    assert boxes[3]["y"] > boxes[0]["y"]
+    boxes = row.evaluate(
+        """(row, parts) => parts.map((part) => row.querySelector(part).getBoundingClientRect())
+          .map(({ left, right, top }) => [left, right, top])""",
+        [".name a", ".badge", ".age", ".value", "svg.spark"],
+    )
+    assert all(left >= 0 and right <= 375 for left, right, _ in boxes)
+    # The value is in a line of its own, below the name.
+    assert boxes[3][2] > boxes[0][2]
     found.page.get_by_label("order by").select_option("metric")
-    assert "sort=metric" in found.page.url
+    expect(found.page).to_have_url(re.compile("sort=metric"))
     found.page.get_by_label(f"select {ONE}").check()
     found.page.get_by_label(f"select {TWO}").check()
+    expect(found.page.get_by_role("button", name="Compare 2 runs")).to_be_visible()
     violations = axe.run(found.page).response["violations"]
     assert [(each["id"], each["nodes"][0]["html"][:200]) for each in violations] == []
 
@@ -405,8 +443,11 @@ def test_a_long_list_moves_nothing_and_then_rests(
     found.page.add_init_script(WATCH_SHIFTS)
     found.open(serve(place).url)
     list_rows(found, count)
-    is_drawn = "(count) => document.querySelectorAll('svg.spark').length === count"
-    found.page.wait_for_function(is_drawn, arg=count, timeout=WAIT_MILLISECONDS)
+    for part in ("svg.spark", ".tags:has-text('team=')", ".name a:has-text('named-')"):
+        expect(found.page.locator(f"table.runs {part}")).to_have_count(count)
+    # Two frames later the browser has reported what has moved.
+    for _ in range(2):
+        found.page.evaluate("new Promise(requestAnimationFrame)")
     assert found.page.evaluate("window.shifts") == []
     # News of one run leaves the elements of the others, and nothing happens without news.
     found.page.evaluate(
@@ -421,7 +462,7 @@ def test_a_long_list_moves_nothing_and_then_rests(
     assert found.page.evaluate("new Promise(requestAnimationFrame).then(() => window.changes)") == 0
     write_run(place, "new-261121-101500-0000ff", step_events(5))
     rows = list_rows(found, count + 1)
-    assert rows.first.locator(".name a").inner_text() == "new"
+    expect(rows.first.locator(".name a")).to_have_text("new", use_inner_text=True)
     assert rows.evaluate_all("(rows) => rows.filter((row) => row.isOld).length") == count
 
 
@@ -430,17 +471,23 @@ def test_a_runs_page_shows_every_point_and_the_hovered_value(
 ) -> None:
     found = tab()
     found.open(serve(home).url)
+    list_rows(found, 3)
     found.page.locator("table.runs a", has_text="digits").last.click()
-    found.wait_points("loss", 103)
     chart = found.chart("loss")
-    assert chart.get_attribute("data-points") == "103"  # 100 steps and 3 evaluations
+    # 100 steps and 3 evaluations.
+    expect(chart).to_have_attribute("data-points", "103")
     chart.scroll_into_view_if_needed()
     chart.focus()
     for _ in range(60):
         chart.press("ArrowRight")
-    step = int(chart.locator(".chart-at").inner_text().removeprefix("step "))
-    shown = chart.locator(".chart-values li").first.locator(".chart-value").inner_text()
-    assert float(shown) == pytest.approx(2.0 / (1 + step / 10), rel=1e-3)
+    expect(chart.locator(".chart-at")).to_have_text(re.compile(r"^step \d+$"))
+    step, shown = chart.evaluate(
+        """node => [".chart-at", ".chart-values li .chart-value"]
+          .map((each) => node.querySelector(each).innerText)"""
+    )
+    loss = 2.0 / (1 + int(step.removeprefix("step ")) / 10)
+    assert float(shown) == pytest.approx(loss, rel=1e-3)
+    main = found.page.locator("main")
     for name, text in (
         ("Overview", "Confusion matrix"),
         ("Overview", "team=vision"),
@@ -449,9 +496,10 @@ def test_a_runs_page_shows_every_point_and_the_hovered_value(
         ("Log", "hello from a script"),
     ):
         found.page.get_by_role("tab", name=name).click()
-        assert text in found.page.inner_text("main")
+        expect(main).to_contain_text(text, use_inner_text=True)
     found.page.get_by_label("search").fill("nothing like this")
-    assert "no line matches" in found.page.inner_text("#log-section")
+    log = found.page.locator("#log-section")
+    expect(log).to_contain_text("no line matches", use_inner_text=True)
 
 
 def test_a_failed_run_shows_its_explanation(
@@ -460,13 +508,17 @@ def test_a_failed_run_shows_its_explanation(
     found = tab()
     served = serve(home)
     found.open(served.url)
-    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:{THREE}")
-    found.page.wait_for_selector("text=Why it failed", timeout=WAIT_MILLISECONDS)
-    assert "ValueError: broken" in found.page.inner_text(".message")
-    assert found.page.locator(".actions button").first.inner_text() == "Copy command after the fix…"
+    found.page.goto(served.address(f"/run/local:{THREE}"))
+    main = found.page.locator("main")
+    expect(main).to_contain_text("Why it failed", use_inner_text=True)
+    expect(main.locator(".message")).to_contain_text("ValueError: broken", use_inner_text=True)
+    action = main.locator(".actions button").first
+    expect(action).to_have_text("Copy command after the fix…", use_inner_text=True)
+    found.wait_read(THREE, "failed")
     found.page.click("text=Jump to it in the log")
     # Its log has no line with the message, but the event of the failure.
-    assert "ends with exit code 1" in found.page.inner_text(".line.target")
+    target = main.locator(".line.target")
+    expect(target).to_contain_text("ends with exit code 1", use_inner_text=True)
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
@@ -476,18 +528,23 @@ def test_a_runs_page_shows_where_its_time_went(
     found = tab(width=width, scheme=scheme)
     served = serve(home)
     found.open(served.url)
-    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:{THREE}")
+    found.page.goto(served.address(f"/run/local:{THREE}"))
+    found.wait_read(THREE, "failed")
     part = found.page.locator("#ledger-section")
-    part.locator(".kind-repeated").first.wait_for(timeout=WAIT_MILLISECONDS)
-    assert "0% of 30m was training that was kept" in part.inner_text()
+    for text in (
+        "0% of 30m was training that was kept",
+        "saves and lost work took 30m of 30m (100%)",
+    ):
+        expect(part).to_contain_text(text, use_inner_text=True)
     # Each kind has its name, not its colour alone.
-    assert part.locator(".part.kind-repeated").inner_text() == "repeated"
-    assert "repeated" in part.locator("table").inner_text()
-    assert "saves and lost work took 30m of 30m (100%)" in part.inner_text()
+    expect(part.locator(".part.kind-repeated")).to_have_text("repeated", use_inner_text=True)
+    expect(part.locator("table").first).to_contain_text("repeated", use_inner_text=True)
     bar = part.locator(".parts-bar")
-    assert bar.get_attribute("aria-label").startswith("attempt 1: start ")
-    widths = bar.evaluate("node => [...node.children].map((each) => each.offsetWidth)")
-    assert sum(widths) == pytest.approx(bar.evaluate("node => node.clientWidth"), abs=2)
+    expect(bar).to_have_attribute("aria-label", re.compile("^attempt 1: start "))
+    parts, whole = bar.evaluate(
+        "node => [[...node.children].map((each) => each.offsetWidth), node.clientWidth]"
+    )
+    assert sum(parts) == pytest.approx(whole, abs=2)
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -496,13 +553,16 @@ def test_a_sweep_is_drawn_and_leads_to_its_trials(
 ) -> None:
     found = tab()
     found.open(serve(home).url)
-    found.page.click(".sweeps a", timeout=WAIT_MILLISECONDS)
-    found.page.wait_for_selector("#sweep-importance", timeout=WAIT_MILLISECONDS)
-    assert found.page.locator("#sweep-history circle").count() == 6
-    assert found.page.locator("#sweep-history circle.faint").count() == 1
-    assert found.page.locator("#sweep-parallel .run-line").count() == 6
-    assert found.page.locator("#sweep-importance .lane").count() == 3
-    assert "(best)" in found.page.locator("#sweep-trials tbody tr").first.inner_text()
+    found.page.click(".sweeps a")
+    for part, count in (
+        ("#sweep-history circle", 6),
+        ("#sweep-history circle.faint", 1),
+        ("#sweep-parallel .run-line", 6),
+        ("#sweep-importance .lane", 3),
+    ):
+        expect(found.page.locator(part)).to_have_count(count)
+    best = found.page.locator("#sweep-trials tbody tr").first
+    expect(best).to_contain_text("(best)", use_inner_text=True)
 
 
 def test_zooming_fetches_the_range(
@@ -512,27 +572,19 @@ def test_zooming_fetches_the_range(
     found = tab()
     served = serve(home)
     found.open(served.url)
-    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:long-261120-131500-000004/charts")
-    found.wait_points("loss", 500)
+    found.page.goto(served.address("/run/local:long-261120-131500-000004/charts"))
     chart = found.chart("loss")
-    is_read = "(node) => node.getAttribute('aria-label').includes('at step 20000')"
-    found.page.wait_for_function(is_read, arg=chart.element_handle(), timeout=WAIT_MILLISECONDS)
+    expect(chart).to_have_attribute("aria-label", re.compile("at step 20000"))
     thinned = int(chart.get_attribute("data-points"))
-    assert thinned <= 2_100
+    assert 500 <= thinned <= 2_100
     chart.focus()
     for _ in range(4):
         chart.press("+")
-    found.page.wait_for_function(
-        "(node) => Number(node.dataset.points) <= 1300 && Number(node.dataset.points) > 1200",
-        arg=chart.element_handle(),
-        timeout=WAIT_MILLISECONDS,
-    )  # a sixteenth of 20,000 steps, none of them left out
+    # A sixteenth of 20,000 steps, none of them left out.
+    is_whole = "(node) => Number(node.dataset.points) <= 1300 && Number(node.dataset.points) > 1200"
+    found.page.wait_for_function(is_whole, arg=chart.element_handle())
     found.page.get_by_role("button", name="Reset zoom").first.click()
-    found.page.wait_for_function(
-        "([node, count]) => Number(node.dataset.points) === count",
-        arg=[chart.element_handle(), thinned],
-        timeout=WAIT_MILLISECONDS,
-    )
+    expect(chart).to_have_attribute("data-points", str(thinned))
 
 
 SLOW = """\
@@ -563,9 +615,10 @@ def test_a_live_run_is_followed_and_stopped(
     before = int(found.chart("loss").get_attribute("data-points"))
     found.wait_points("loss", before + 5)  # without a reload
     found.page.get_by_role("button", name="Stop…").click()
-    assert "cloudtrain stop" in found.page.inner_text("dialog")
-    found.page.locator("dialog").get_by_role("button", name="Stop").click()
-    found.page.wait_for_selector(".run-head .badge.stopped", timeout=WAIT_MILLISECONDS)
+    dialog = found.page.locator("dialog")
+    expect(dialog).to_contain_text("cloudtrain stop", use_inner_text=True)
+    dialog.get_by_role("button", name="Stop").click()
+    found.page.wait_for_selector(".run-head .badge.stopped")
     assert cli("status", run, "--json", environ=environ).json["state"] == "STOPPED"
 
 
@@ -576,13 +629,13 @@ def test_a_comparison_shows_differences_and_winners(
     served = serve(home)
     found.open(served.url)
     for run in (ONE, TWO, THREE):
-        found.page.get_by_label(f"select {run}").check(timeout=WAIT_MILLISECONDS)
+        found.page.get_by_label(f"select {run}").check()
     found.page.get_by_role("button", name="Compare 3 runs").click()
-    found.page.wait_for_selector("text=Parallel coordinates", timeout=WAIT_MILLISECONDS)
-    text = found.page.inner_text("main")
-    assert "train.epochs" in text
-    assert found.page.locator(".best").count() >= 1
-    assert found.page.locator(".run-line").count() == 3
+    main = found.page.locator("main")
+    for text in ("Parallel coordinates", "train.epochs"):
+        expect(main).to_contain_text(text, use_inner_text=True)
+    expect(found.page.locator(".best")).not_to_have_count(0)
+    expect(found.page.locator(".run-line")).to_have_count(3)
     found.wait_points("Training loss", 200)
 
 
@@ -597,11 +650,12 @@ def test_a_report_opens_from_disk_without_a_server(
     path = write_report(cli, home, tmp_path / "report.html", ONE)
     found = tab()
     found.open(path.as_uri())
-    assert found.chart("loss").get_attribute("data-points") == "103"
+    expect(found.chart("loss")).to_have_attribute("data-points", "103")
     assert {urlsplit(url).scheme for url in found.requests} <= {"file", "data"}
     several = write_report(cli, home, tmp_path / "several.html", ONE, TWO)
     found.open(several.as_uri())
-    assert "Settings that differ" in found.page.inner_text("main")
+    main = found.page.locator("main")
+    expect(main).to_contain_text("Settings that differ", use_inner_text=True)
     found.page.get_by_role("link", name="digits 000001").first.click()
     found.wait_points("loss", 103)
 
@@ -650,9 +704,10 @@ def test_html_in_names_logs_and_diffs_is_text(
     for name, runs in (("one.html", (run,)), ("two.html", (run, ONE))):
         found.open(write_report(cli, home, tmp_path / name, *runs).as_uri())
         found.page.wait_for_selector("figure.chart")
+        main = found.page.locator("main")
+        expect(main).to_contain_text("<img src=x", use_inner_text=True)
+        expect(main.locator("img, script")).to_have_count(0)
         assert found.page.evaluate("window.attacked") is None
-        assert found.page.locator("main img, main script").count() == 0
-        assert "<img src=x" in found.page.inner_text("main")
 
 
 def test_the_dashboard_shows_attacks_as_text(
@@ -670,10 +725,12 @@ def test_the_dashboard_shows_attacks_as_text(
     found = tab()
     served = serve(home)
     found.open(served.url)
-    found.page.goto(f"{served.url.partition('#')[0]}#/run/local:{run}")
-    found.page.wait_for_selector("figure.chart", timeout=WAIT_MILLISECONDS)
+    found.page.goto(served.address(f"/run/local:{run}"))
+    found.wait_points("loss", 3)
+    main = found.page.locator("main")
+    expect(main).to_contain_text("<img src=x", use_inner_text=True)
+    expect(main.locator("img, script")).to_have_count(0)
     assert found.page.evaluate("window.attacked") is None
-    assert found.page.locator("main img, main script").count() == 0
 
 
 def test_foreign_requests_are_refused(home: Path, serve: Callable[..., Served]) -> None:
@@ -701,12 +758,14 @@ def test_a_lost_server_is_reported(
     found = tab()
     served = serve(home)
     found.open(served.url)
-    found.page.wait_for_selector("table.runs tbody tr", timeout=WAIT_MILLISECONDS)
+    list_rows(found, 3)
     served.process.send_signal(signal.SIGINT)
     served.process.wait(300)
-    found.page.wait_for_selector(".banner:not([hidden])", timeout=WAIT_MILLISECONDS)
-    assert "connection to cloudtrain dashboard is lost" in found.page.inner_text(".banner")
-    found.errors.clear()  # the browser reports each refused connection
+    lost = "connection to cloudtrain dashboard is lost"
+    expect(found.page.locator(".banner")).to_contain_text(lost, use_inner_text=True)
+    # The browser reports each refused connection, until the page is closed.
+    found.page.close()
+    found.errors.clear()
 
 
 def test_an_empty_home_says_how_to_start(
@@ -714,7 +773,7 @@ def test_an_empty_home_says_how_to_start(
 ) -> None:
     found = tab()
     found.open(serve(tmp_path / "empty").url)
-    found.page.wait_for_selector("text=Start one: cloudtrain submit", timeout=WAIT_MILLISECONDS)
+    found.page.wait_for_selector("text=Start one: cloudtrain submit")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -729,20 +788,21 @@ def test_pages_have_no_accessibility_violation(
     served = serve(home)
     found.open(served.url)
     several = f"/compare/local:{ONE},local:{TWO},local:{THREE}"
+    # What each page has when it is complete.
     pages = {
-        "list": "/",
-        "run": f"/run/local:{ONE}",
-        "failed": f"/run/local:{THREE}",
-        "compare": several,
+        "list": ("/", "table.runs svg.spark", 3),
+        "run": (f"/run/local:{ONE}", f"h1:has-text('{ONE[-6:]}')", 1),
+        "failed": (f"/run/local:{THREE}", f"h1:has-text('{THREE[-6:]}')", 1),
+        "compare": (several, "#compare-parallel .run-line", 3),
+        "sweep": ("/sweep/searched", "#sweep-history circle", 6),
     }
-    pages["sweep"] = "/sweep/searched"
+    points = {"run": ("loss", 103), "failed": ("loss", 10), "compare": ("Training loss", 210)}
     PICTURES.mkdir(parents=True, exist_ok=True)
-    for name, route in pages.items():
-        found.page.goto(f"{served.url.partition('#')[0]}#{route}")
-        content = {"list": "main table.runs tbody tr", "sweep": "#sweep-importance"}.get(
-            name, "figure.chart"
-        )
-        found.page.wait_for_selector(content, timeout=WAIT_MILLISECONDS)
+    for name, (route, content, count) in pages.items():
+        found.page.goto(served.address(route))
+        expect(found.page.locator(content)).to_have_count(count)
+        if name in points:
+            found.wait_points(*points[name])
         found.page.screenshot(path=str(PICTURES / f"{name}-{width}-{scheme}.png"), full_page=True)
         violations = axe.run(found.page).response["violations"]
         assert [

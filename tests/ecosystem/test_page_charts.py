@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.dashboard_tabs import Tab, expect, open_tab
 from support.jobs import Cli
 from support.recorded_runs import step_events, write_run
 from support.recorded_sweeps import write_sweep
@@ -61,26 +63,21 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def show(browser: Any, home: Path, cli: Cli, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Return a function that opens a report of runs. At the end no page may have reported an error."""
-    opened: list[tuple[Any, list[str]]] = []
+    opened: list[tuple[Any, Tab]] = []
 
     def open_report(*runs: str, width: int = 1280, scheme: str = "light") -> Any:
         path = tmp_path / f"{len(opened)}.html"
         cli("report", *runs, "-o", str(path), environ={"CLOUDTRAIN_HOME": str(home)})
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page = context.new_page()
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda each: errors.append(each.text) if each.type == "error" else None)
-        opened.append((context, errors))
-        page.add_init_script(RECORD_TEXTS)
-        page.goto(path.as_uri())
-        page.wait_for_selector("h1")
-        return page
+        opened.append(open_tab(browser, width, 900, scheme))
+        found = opened[-1][1]
+        found.page.add_init_script(RECORD_TEXTS)
+        found.open(path.as_uri())
+        return found.page
 
     yield open_report
-    for context, errors in opened:
+    for context, each in opened:
         context.close()
-        assert errors == []
+        assert each.errors == []
 
 
 def draw(page: Any, charts: list[dict[str, Any]], **options: Any) -> None:
@@ -98,10 +95,10 @@ def line(label: str, values: list[float | None], **fields: Any) -> dict[str, Any
     return {"label": label, "curve": curve(values), **fields}
 
 
-def value_in(page: Any, title: str, place: int = 0) -> str:
+def value_in(page: Any, title: str) -> Any:
+    """Return the value of a chart's first line."""
     chart = page.locator("figure.chart", has=page.locator(".chart-title", has_text=title)).first
-    text: str = chart.locator(".chart-value").nth(place).inner_text()
-    return text
+    return chart.locator(".chart-value").first
 
 
 def test_a_head_has_last_values_then_the_cursors(show: Callable[..., Any]) -> None:
@@ -113,29 +110,34 @@ def test_a_head_has_last_values_then_the_cursors(show: Callable[..., Any]) -> No
             {"title": "memory", "unit": "bytes", "series": [line("memory", [1e6, 2e6, 3.5e6])]},
         ],
     )
-    assert [value_in(page, "loss"), value_in(page, "memory")] == ["2", "3.5 MB"]
-    assert page.locator(".chart-best").first.inner_text() == "best 1"
-    assert page.locator(".u-legend").count() == 0
+    loss, memory = value_in(page, "loss"), value_in(page, "memory")
+    expect(loss).to_have_text("2")
+    expect(memory).to_have_text("3.5 MB")
+    expect(page.locator(".chart-best").first).to_have_text("best 1")
+    expect(page.locator(".u-legend")).to_have_count(0)
     over = page.locator("figure.chart .u-over").first
     box = over.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 20)
     # All charts of a grid show the same step.
-    assert page.locator(".chart-at").all_inner_texts() == ["step 2", "step 2"]
-    assert [value_in(page, "loss"), value_in(page, "memory")] == ["1", "2 MB"]
+    steps = page.locator(".chart-at")
+    expect(steps).to_have_text(["step 2", "step 2"])
+    expect(loss).to_have_text("1")
+    expect(memory).to_have_text("2 MB")
     page.mouse.move(1, 1)
-    assert [value_in(page, "loss"), value_in(page, "memory")] == ["2", "3.5 MB"]
+    expect(loss).to_have_text("2")
+    expect(memory).to_have_text("3.5 MB")
     page.locator("figure.chart").first.press("ArrowRight")
-    assert page.locator(".chart-at").first.inner_text() == "step 2"
+    expect(steps.first).to_have_text("step 2")
 
 
 def test_a_line_without_values_has_no_legend(show: Callable[..., Any]) -> None:
     page = show(ONE)
     empty = line("validation", [])
     draw(page, [{"title": "loss", "series": [line("training", [1.0]), empty]}])
-    assert page.locator(".chart-values li").count() == 1
+    expect(page.locator(".chart-values li")).to_have_count(1)
     draw(page, [{"title": "loss", "series": [empty]}])
-    assert page.locator("figure.chart").count() == 0
-    assert page.inner_text("main").strip() == "No metrics so far."
+    expect(page.locator("main")).to_have_text("No metrics so far.", use_inner_text=True)
+    expect(page.locator("figure.chart")).to_have_count(0)
 
 
 @pytest.mark.parametrize("is_log", [False, True])
@@ -193,10 +195,12 @@ def test_parts_of_a_step_are_one_stack(show: Callable[..., Any]) -> None:
     series = [line(name, [seconds] * 3) for name, seconds in parts.items()]
     chart = {"title": "Step time", "unit": "s", "kind": "stacked", "series": series}
     draw(page, [chart])
-    assert page.locator("figure.chart").count() == 1
-    assert page.locator(".chart-note").inner_text() == "25% waiting for data"
-    assert page.locator(".chart-label").all_inner_texts() == [*parts]
-    assert page.locator(".chart-value").all_inner_texts() == ["25 ms", "50 ms", "25 ms"]
+    expect(page.locator("figure.chart")).to_have_count(1)
+    note = page.locator(".chart-note")
+    expect(note).to_have_text("25% waiting for data", use_inner_text=True)
+    expect(page.locator(".chart-label")).to_have_text([*parts], use_inner_text=True)
+    values = page.locator(".chart-value")
+    expect(values).to_have_text(["25 ms", "50 ms", "25 ms"], use_inner_text=True)
     sums = page.evaluate("grid.plots.get('Step time').plot.data.slice(1).map((each) => each[0])")
     assert sums == pytest.approx([0.025, 0.075, 0.1])
 
@@ -243,44 +247,44 @@ def test_compared_runs_are_told_apart(show: Callable[..., Any]) -> None:
 
 def test_runs_of_other_data_have_no_winner(show: Callable[..., Any]) -> None:
     page = show(ONE, TWO)
-    assert page.locator("#compare-table .best").count() > 0
-    assert page.locator("main > div > .warning").is_hidden()
+    expect(page.locator("#compare-table .best")).not_to_have_count(0)
+    expect(page.locator("main > div > .warning")).to_be_hidden()
     page = show(ONE, TWO, THREE)
-    assert page.locator("#compare-table .best").count() == 0
-    said = page.inner_text("main > div > .warning")
-    assert said == (
-        "No run is the best of all: the runs differ in their data training (s3://a/x, s3://b/y)."
+    expect(page.locator("main > div > .warning")).to_have_text(
+        "No run is the best of all: the runs differ in their data training (s3://a/x, s3://b/y).",
+        use_inner_text=True,
     )
+    expect(page.locator("#compare-table .best")).to_have_count(0)
 
 
 def test_a_comparison_leaves_out_what_is_the_same(show: Callable[..., Any]) -> None:
     page = show(ONE, TWO)
-    shown = page.inner_text("#compare-table")
-    assert "train.epochs" in shown
-    assert "train.seed" not in shown
+    table = page.locator("#compare-table")
+    expect(table).to_contain_text("train.epochs", use_inner_text=True)
+    expect(table).not_to_contain_text("train.seed", use_inner_text=True)
     page.get_by_role("button", name="Show all").click()
-    assert "train.seed" in page.inner_text("#compare-table")
+    expect(table).to_contain_text("train.seed", use_inner_text=True)
     # A digest is cut, and is there as a whole on hover.
-    digest = page.locator("#compare-table tr", has_text="code.digest").locator("td code").first
-    assert digest.inner_text() == "a" * 12
-    assert digest.get_attribute("title") == "a" * 64
-    heads = page.locator("#compare-table thead th")
-    widths = [heads.nth(place).bounding_box()["width"] for place in range(2)]
+    digest = table.locator("tr", has_text="code.digest").locator("td code").first
+    expect(digest).to_have_text("a" * 12, use_inner_text=True)
+    expect(digest).to_have_attribute("title", "a" * 64)
+    measure = "all => all.map((each) => each.getBoundingClientRect().width)"
+    widths = table.locator("thead th").evaluate_all(measure)
     assert widths[0] == pytest.approx(widths[1], abs=1)
 
 
 def test_an_axis_of_one_value_is_left_out(show: Callable[..., Any]) -> None:
     page = show(ONE, TWO, THREE, width=375)
     names = page.locator(".axis-texts.names span")
-    shown = names.all_inner_texts()
-    assert "train.epochs" in shown
+    expect(names.filter(has_text=re.compile(r"^train\.epochs$"))).not_to_have_count(0)
     # The loss of the training is that of the same steps in all runs.
-    assert "training loss" not in shown
-    place = page.locator(".parallel").bounding_box()
-    for index in range(names.count()):
-        box = names.nth(index).bounding_box()
-        assert box["x"] >= place["x"]
-        assert box["x"] + box["width"] <= place["x"] + place["width"] + 1
+    assert "training loss" not in names.all_inner_texts()
+    are_inside = """names => {
+      const place = document.querySelector(".parallel").getBoundingClientRect();
+      const boxes = names.map((each) => each.getBoundingClientRect());
+      return boxes.every(({ left, right }) => left >= place.left && right <= place.right + 1);
+    }"""
+    assert names.evaluate_all(are_inside)
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
@@ -306,24 +310,25 @@ SHOW_SWEEP = """(content) => {
 def test_a_sweep_shows_its_best_trial(show: Callable[..., Any], sweep: dict[str, Any]) -> None:
     page = show(ONE)
     page.evaluate(SHOW_SWEEP, sweep)
-    assert page.locator("h1").inner_text().startswith("searched ")
+    expect(page.locator("h1")).to_have_text(re.compile("^searched "), use_inner_text=True)
     best = min(each["objective"] for each in sweep["trials"] if each["objective"] is not None)
     assert float(page.inner_text("#sweep-best .key-number")) == pytest.approx(best, rel=1e-3)
     command = f"cloudtrain sweep best {sweep['sweep']} --write best.yaml"
-    assert page.inner_text("#sweep-best .command code") == command
+    expect(page.locator("#sweep-best .command code")).to_have_text(command, use_inner_text=True)
     rows = page.locator("#sweep-trials tbody tr")
-    cells = [rows.nth(place).locator("td").first.inner_text() for place in range(rows.count())]
-    values = [float(cell) for cell in cells[:-1]]
+    expect(rows).to_have_count(7)
+    cells = [rows.nth(place).locator("td").first.inner_text() for place in range(6)]
+    values = [float(cell) for cell in cells]
     assert values == sorted(values)
-    assert "out of memory" in rows.last.inner_text()
-    assert page.locator("#sweep-history text").count() >= 5
+    expect(rows.last).to_contain_text("out of memory", use_inner_text=True)
+    expect(page.locator("#sweep-history text").nth(4)).to_be_attached()
     lines = page.locator("#sweep-parallel .run-line")
-    colours = [
-        lines.nth(place).evaluate("each => getComputedStyle(each).stroke") for place in range(7)
-    ]
+    expect(lines).to_have_count(7)
+    colours = lines.evaluate_all("all => all.map((each) => getComputedStyle(each).stroke)")
     # The one without an objective has none of the scale's colours; the worst and the best have its ends.
     assert len({*colours}) == 7
-    assert page.locator(".scale-legend").inner_text().startswith("worst ")
+    legend = page.locator(".scale-legend")
+    expect(legend).to_have_text(re.compile("^worst "), use_inner_text=True)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -359,11 +364,11 @@ def test_a_dark_page_is_printed_on_white(show: Callable[..., Any]) -> None:
     before = page.evaluate(f"({ink})({grid})")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
-    style = "getComputedStyle(document.body)"
-    assert page.evaluate(f"{style}.backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate(f"{style}.color") == "rgb(0, 0, 0)"
-    assert page.locator(".controls").first.is_hidden()
-    assert page.evaluate(f"({ink})({grid})") != before
+    body = page.locator("body")
+    expect(body).to_have_css("background-color", "rgb(255, 255, 255)")
+    expect(body).to_have_css("color", "rgb(0, 0, 0)")
+    expect(page.locator(".controls").first).to_be_hidden()
+    page.wait_for_function(f"before => ({ink})({grid}) !== before", arg=before)
     page.emulate_media(media="screen")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate(f"({ink})({grid})") == before
+    page.wait_for_function(f"before => ({ink})({grid}) === before", arg=before)

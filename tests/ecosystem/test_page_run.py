@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.dashboard_tabs import (
-    WAIT_MILLISECONDS,
     Served,
     Tab,
     end_dashboard,
+    expect,
     open_tab,
     start_dashboard,
 )
@@ -29,6 +29,8 @@ TABS = ("overview", "charts", "system", "timeline", "checkpoints", "plan", "log"
 GOOD = "digits-261120-101500-000001"
 FAILED = "other-261120-121500-000003"
 SCRIPT = "script-261120-131500-000004"
+ENDS = {GOOD: "finished", FAILED: "failed", SCRIPT: "step 5 loss=0.2000"}
+"""What the log of each run ends with."""
 MESSAGE = "ValueError: shapes [32, 10] and [32, 11] do not fit"
 TRACEBACK = (
     "Traceback (most recent call last):",
@@ -204,7 +206,7 @@ def open_run(browser: Any, served: Served) -> Iterator[Opener]:
 
 
 def show(found: Tab, served: Served, run: str, tab: str) -> None:
-    """Open a tab, and wait until its content has arrived."""
+    """Open a tab, and wait until all of its content has arrived."""
     found.page.goto(served.address(f"/run/local:{run}" + ("" if tab == "overview" else f"/{tab}")))
     content = {
         "overview": "#ledger-section .parts-bar",
@@ -215,32 +217,32 @@ def show(found: Tab, served: Served, run: str, tab: str) -> None:
         "plan": "#settings-section table",
         "log": ".log .line",
     }[tab]
-    found.page.wait_for_selector(content, timeout=WAIT_MILLISECONDS)
+    found.wait_read(run, ENDS[run])
+    found.page.wait_for_selector(content)
 
 
-def shown_panels(found: Tab) -> list[str]:
-    return list(
-        found.page.locator("[role=tabpanel]:visible").evaluate_all(
-            "all => all.map((each) => each.id)"
-        )
-    )
+def expect_panels(found: Tab, *names: str) -> None:
+    """Expect that exactly these tabs have their content shown."""
+    panels = found.page.locator("[role=tabpanel]:visible")
+    expect(panels).to_have_count(len(names))
+    for place, name in enumerate(names):
+        expect(panels.nth(place)).to_have_id(f"panel-{name}")
 
 
 def test_tabs_have_addresses_and_back_returns(open_run: Opener) -> None:
     found = open_run(GOOD)
     page = found.page
-    assert shown_panels(found) == ["panel-overview"]
-    assert page.locator("#tab-overview").get_attribute("aria-selected") == "true"
+    expect_panels(found, "overview")
+    expect(page.locator("#tab-overview")).to_have_attribute("aria-selected", "true")
     for name in TABS[1:]:
         page.click(f"#tab-{name}")
-        assert page.url.endswith(f"/{name}")
-        assert shown_panels(found) == [f"panel-{name}"]
+        expect(page).to_have_url(re.compile(f"/{name}$"))
+        expect_panels(found, name)
     page.go_back()
-    page.wait_for_selector("#panel-plan:visible", timeout=WAIT_MILLISECONDS)
-    assert shown_panels(found) == ["panel-plan"]
+    expect_panels(found, "plan")
     page.reload()
-    page.wait_for_selector("#panel-plan:visible", timeout=WAIT_MILLISECONDS)
-    assert page.locator("[role=tab][tabindex='0']").all_inner_texts() == ["Plan"]
+    expect_panels(found, "plan")
+    expect(page.locator("[role=tab][tabindex='0']")).to_have_text(["Plan"])
 
 
 def test_keys_move_between_tabs(open_run: Opener) -> None:
@@ -254,95 +256,128 @@ def test_keys_move_between_tabs(open_run: Opener) -> None:
         ("Home", "overview"),
     ]:
         found.page.keyboard.press(key)
-        found.page.wait_for_selector(f"#panel-{name}:visible", timeout=WAIT_MILLISECONDS)
-        assert found.page.evaluate("document.activeElement.id") == f"tab-{name}"
+        expect_panels(found, name)
+        expect(found.page.locator(f"#tab-{name}")).to_be_focused()
 
 
 def test_only_the_shown_tab_is_drawn(open_run: Opener) -> None:
     found = open_run(GOOD, "plan")
-    is_empty = "name => !document.querySelector(`#panel-${name} :is(table, figure, .track, .line)`)"
-    hidden = [name for name in TABS if name != "plan"]
+    content = ":is(table, figure, .track, .line)"
     found.page.evaluate("cloudtrain.view.receive({lines: [], events: []})")
-    assert [name for name in hidden if not found.page.evaluate(is_empty, name)] == []
+    for name in TABS:
+        if name != "plan":
+            expect(found.page.locator(f"#panel-{name} {content}")).to_have_count(0)
     found.page.click("#tab-timeline")
-    assert not found.page.evaluate(is_empty, "timeline")
+    expect(found.page.locator(f"#panel-timeline {content}")).not_to_have_count(0)
 
 
 def test_the_head_has_the_facts_of_a_run(open_run: Opener) -> None:
     found = open_run(GOOD)
     head = found.page.locator(".run-head")
-    assert head.locator("h1").inner_text().split() == ["digits", "000001", "SUCCEEDED"]
-    assert head.locator("h1 .id").get_attribute("title") == f"local:{GOOD}"
-    text = head.inner_text()
-    assert "Duration\n30m" in text
-    assert re.search(r"Effective training\n(<1|\d+)%", text)
-    assert "Validation loss\n0.02" in text
-    assert (
-        head.locator(".run-key-value").evaluate("node => getComputedStyle(node).fontSize") == "28px"
-    )
-    assert head.locator("svg.head-curve").get_attribute("aria-label") == "Course of validation loss"
+    expect(head.locator("h1")).to_have_text("digits 000001 SUCCEEDED", use_inner_text=True)
+    expect(head.locator("h1 .id")).to_have_attribute("title", f"local:{GOOD}")
+    effective = re.compile(r"Effective training\s(<1|\d+)%")
+    for text in ("Duration 30m", effective, "Validation loss 0.02"):
+        expect(head).to_contain_text(text, use_inner_text=True)
+    expect(head.locator(".run-key-value")).to_have_css("font-size", "28px")
+    curve = head.locator("svg.head-curve")
+    expect(curve).to_have_attribute("aria-label", "Course of validation loss")
     age = head.locator("dd span").first
-    assert age.get_attribute("title") == "2026-11-20 10:15:00 UTC"
+    expect(age).to_have_attribute("title", "2026-11-20 10:15:00 UTC")
 
 
 def test_a_failure_leads_to_its_line_in_the_log(open_run: Opener) -> None:
     found = open_run(FAILED)
     notice = found.page.locator(".notice")
-    assert notice.locator("h2").inner_text() == "Why it failed: an error in the job's code"
-    assert MESSAGE in notice.locator(".message").inner_text()
-    assert "What to do: Fix train.py:11." in notice.inner_text()
+    cause = "Why it failed: an error in the job's code"
+    expect(notice.locator("h2")).to_have_text(cause, use_inner_text=True)
+    expect(notice.locator(".message")).to_contain_text(MESSAGE, use_inner_text=True)
+    expect(notice).to_contain_text("What to do: Fix train.py:11.", use_inner_text=True)
     notice.get_by_role("button", name="Jump to it in the log").click()
-    assert found.page.url.endswith("/log")
+    expect(found.page).to_have_url(re.compile("/log$"))
     target = found.page.locator(".line.target")
-    assert MESSAGE in target.inner_text()
-    is_seen = """node => {
+    expect(target).to_contain_text(MESSAGE, use_inner_text=True)
+    is_seen = """() => {
+      const node = document.querySelector(".line.target");
       const [own, box] = [node, node.parentNode].map((each) => each.getBoundingClientRect());
       return own.top >= box.top && own.bottom <= box.bottom;
     }"""
-    assert target.evaluate(is_seen)
+    found.page.wait_for_function(is_seen)
+
+
+HOLD_NEWS = """
+const { fetch } = window;
+const released = new Promise((resolve) => { window.release = resolve; });
+window.fetch = async (path, options) => {
+  if (path.startsWith("api/events")) await released;
+  return fetch(path, options);
+};
+"""
+
+
+def test_a_jump_waits_for_the_log(browser: Any, served: Served) -> None:
+    context, found = open_tab(browser, 1280, 900, "light")
+    found.page.add_init_script(HOLD_NEWS)
+    found.open(served.url)
+    found.page.goto(served.address(f"/run/local:{FAILED}"))
+    found.page.get_by_role("button", name="Jump to it in the log").click()
+    log = found.page.locator("#log-section")
+    expect(log).to_be_visible()
+    expect(log.locator(".line")).to_have_count(0)
+    found.page.evaluate("window.release()")
+    expect(log.locator(".line.target")).to_contain_text(MESSAGE, use_inner_text=True)
+    context.close()
+    assert found.errors == []
 
 
 def test_a_log_folds_and_names_levels_and_ranks(open_run: Opener) -> None:
     found = open_run(FAILED, "log")
     lines = found.page.locator(".log .line")
     waited = lines.filter(has_text="the loader waited")
-    assert waited.count() == 1
-    assert waited.locator(".times").inner_text().strip() == "x 12"
-    assert waited.get_attribute("class").split() == ["line", "warning"]
+    expect(waited).to_have_count(1)
+    expect(waited.locator(".times")).to_have_text("x 12", use_inner_text=True)
+    expect(waited).to_have_class(re.compile(r"^line warning\s*$"))
     raised = lines.filter(has_text=MESSAGE).first
-    assert raised.locator(".line-source").inner_text() == "ranks 0, 1"
+    expect(raised.locator(".line-source")).to_have_text("ranks 0, 1", use_inner_text=True)
     # The whole traceback of two ranks is shown once, and its first line says what it is.
-    assert lines.filter(has_text=TRACEBACK[1]).count() == 1
-    assert lines.filter(has_text=TRACEBACK[0]).locator(".level").inner_text().strip() == "error"
-    assert "rank 1 on algo-2 is slow: 2.50 x the median" in found.page.inner_text(".log")
-    assert "{" not in found.page.inner_text(".log")
+    expect(lines.filter(has_text=TRACEBACK[1])).to_have_count(1)
+    level = lines.filter(has_text=TRACEBACK[0]).locator(".level")
+    expect(level).to_have_text("error", use_inner_text=True)
+    log = found.page.locator(".log")
+    slow = "rank 1 on algo-2 is slow: 2.50 x the median"
+    expect(log).to_contain_text(slow, use_inner_text=True)
+    expect(log).not_to_contain_text("{", use_inner_text=True)
 
 
 def test_a_log_is_searched_and_filtered(open_run: Opener) -> None:
     found = open_run(FAILED, "log")
     page = found.page
+    part, log = page.locator("#log-section"), page.locator(".log")
     page.get_by_label("search").fill("loader")
-    assert page.locator(".log mark").all_inner_texts() == ["loader"]
-    assert "12 of 12 lines" in page.inner_text("#log-section")
+    expect(log.locator("mark")).to_have_text(["loader"])
+    expect(part).to_contain_text("12 of 12 lines", use_inner_text=True)
     page.get_by_label("search").fill("nothing like this")
-    assert "no line matches" in page.inner_text("#log-section")
+    expect(part).to_contain_text("no line matches", use_inner_text=True)
     page.get_by_label("search").fill("")
     page.get_by_label("level").select_option("error")
-    assert page.locator(".log .line:not(.error)").count() == 0
-    assert page.locator(".log .line.error").count() >= 4
+    expect(log.locator(".line.error").nth(3)).to_be_attached()
+    expect(log.locator(".line:not(.error)")).to_have_count(0)
     page.get_by_label("level").select_option("")
+    expect(log).to_contain_text("hello", use_inner_text=True)
     page.get_by_label("rank").select_option("1")
-    assert "hello" not in page.inner_text(".log")
+    expect(log).to_contain_text(MESSAGE, use_inner_text=True)
+    expect(log).not_to_contain_text("hello", use_inner_text=True)
 
 
 def test_new_lines_are_added_to_a_log(open_run: Opener) -> None:
     found = open_run(FAILED, "log")
     add = """texts => cloudtrain.view.receive({events: [], lines: texts.map((text, index) => (
       {number: 900 + index, host: "algo-1", rank: 0, time: null, text}))})"""
-    before = found.page.locator(".log .line").count()
+    lines = found.page.locator(".log .line")
+    before = lines.count()
     found.page.evaluate(add, ["new", "new", "newer"])
-    assert found.page.locator(".log .line").count() == before + 2
-    assert "new x 2" in found.page.locator(".log .line").nth(before).inner_text()
+    expect(lines).to_have_count(before + 2)
+    expect(lines.nth(before)).to_contain_text("new x 2", use_inner_text=True)
 
 
 @pytest.mark.parametrize("run", [GOOD, FAILED, SCRIPT])
@@ -358,81 +393,87 @@ def test_no_tab_shows_the_names_of_fields(open_run: Opener, served: Served, run:
 
 def test_values_have_the_terminals_format(open_run: Opener, served: Served) -> None:
     found = open_run(GOOD, "plan")
-    plan = found.page.inner_text("#panel-plan")
-    assert re.search(r"limits\.runtime\s+1h", plan)
-    assert re.search(r"train\.learning_rate\s+0\.001235", plan)
-    assert [each.inner_text() for each in found.page.locator("#settings-section h3").all()] == [
-        *("Job", "Code", "Training", "Limits", "Tags")
-    ]
+    plan = found.page.locator("#panel-plan")
+    for pattern in (r"limits\.runtime\s+1h", r"train\.learning_rate\s+0\.001235"):
+        expect(plan).to_contain_text(re.compile(pattern), use_inner_text=True)
+    titles = found.page.locator("#settings-section h3")
+    expect(titles).to_have_text(["Job", "Code", "Training", "Limits", "Tags"], use_inner_text=True)
     show(found, served, GOOD, "system")
-    system = found.page.inner_text("#panel-system")
+    system = found.page.locator("#panel-system")
     for label, value in [
         ("Shared memory", "25.3 GB"),
         ("Free disk", "81.9 GB"),
         ("Python", "3.11.7"),
     ]:
-        assert re.search(rf"{label}\s+{re.escape(value)}", system)
-    assert "1 x NVIDIA H200" in system
+        row = re.compile(rf"{label}\s+{re.escape(value)}")
+        expect(system).to_contain_text(row, use_inner_text=True)
+    expect(system).to_contain_text("1 x NVIDIA H200", use_inner_text=True)
 
 
 def test_the_parts_of_a_step_are_one_chart(open_run: Opener) -> None:
     found = open_run(GOOD, "system")
-    titles = [each.split("\n")[0] for each in found.page.locator("figcaption").all_inner_texts()]
-    assert titles.count("Parts of a step") == 1
-    assert not {"Data", "Forward", "Backward", "Optimizer"} & set(titles)
-    assert "Peak memory" in titles
+
+    def titled(title: str) -> Any:
+        whole = re.compile(f"^{title}$", re.IGNORECASE)
+        return found.page.locator("figcaption .chart-title", has_text=whole)
+
+    expect(titled("Peak memory")).not_to_have_count(0)
+    expect(titled("Parts of a step")).to_have_count(1)
+    for part in ("Data", "Forward", "Backward", "Optimizer"):
+        expect(titled(part)).to_have_count(0)
 
 
 def test_checkpoints_have_size_share_and_damage(open_run: Opener) -> None:
     found = open_run(GOOD, "checkpoints")
     rows = found.page.locator("#panel-checkpoints tbody tr")
-    newest, damaged = rows.nth(0).inner_text(), rows.nth(1).inner_text()
+    newest, damaged = rows.nth(0), rows.nth(1)
     for text in ("100", "complete", "25.3 GB", "246 ms", "50 ms", "8%", "file:///c/step-100"):
-        assert text in newest
-    assert "✕ damaged model.pt ends early" in damaged
+        expect(newest).to_contain_text(text, use_inner_text=True)
+    expect(damaged).to_contain_text("✕ damaged model.pt ends early", use_inner_text=True)
 
 
 def test_a_timeline_names_the_bad_host(open_run: Opener) -> None:
     found = open_run(FAILED, "timeline")
-    lane = found.page.locator(".lane", has_text="Slow ranks")
-    assert lane.locator(".mark-name").inner_text() == "rank 1, algo-2"
-    assert found.page.locator(".tick").first.inner_text() == "0"
-    assert found.page.locator(".tick").count() >= 2
-    assert "rank 1, algo-1" in found.page.locator(".lane", has_text="Failures").inner_text()
+    slow = found.page.locator(".lane", has_text="Slow ranks")
+    expect(slow.locator(".mark-name")).to_have_text("rank 1, algo-2", use_inner_text=True)
+    ticks = found.page.locator(".tick")
+    expect(ticks.first).to_have_text("0", use_inner_text=True)
+    expect(ticks.nth(1)).to_be_attached()
+    failures = found.page.locator(".lane", has_text="Failures")
+    expect(failures).to_contain_text("rank 1, algo-1", use_inner_text=True)
 
 
 def test_the_confusion_matrix_is_a_picture(open_run: Opener) -> None:
     found = open_run(GOOD)
     cells = found.page.locator(".matrix .cell")
-    assert cells.all_inner_texts() == ["4", "1", "1", "4"]
-    assert cells.first.get_attribute("title") == "cat predicted as cat: 4"
+    expect(cells).to_have_text(["4", "1", "1", "4"], use_inner_text=True)
+    expect(cells.first).to_have_attribute("title", "cat predicted as cat: 4")
     colour = "node => getComputedStyle(node).backgroundColor"
     assert cells.nth(0).evaluate(colour) != cells.nth(1).evaluate(colour)
-    assert "8 of 10 right" in found.page.inner_text("#classes-section")
+    classes = found.page.locator("#classes-section")
+    expect(classes).to_contain_text("8 of 10 right", use_inner_text=True)
 
 
 def test_a_run_without_metrics_gets_patterns(open_run: Opener) -> None:
     found = open_run(SCRIPT, "charts")
-    assert "No metrics so far." in found.page.inner_text("#panel-charts")
-    assert r"metrics: {step: '\bstep\W+?(\d+)', loss: " in found.page.inner_text(
-        "#panel-charts pre"
-    )
+    charts = found.page.locator("#panel-charts")
+    expect(charts).to_contain_text("No metrics so far.", use_inner_text=True)
+    pattern = r"metrics: {step: '\bstep\W+?(\d+)', loss: "
+    expect(charts.locator("pre")).to_contain_text(pattern, use_inner_text=True)
 
 
 def test_printing_shows_all_tabs_in_one_column(open_run: Opener) -> None:
     found = open_run(GOOD, "log")
     found.page.emulate_media(media="print")
-    found.page.wait_for_selector("#panel-overview:visible", timeout=WAIT_MILLISECONDS)
-    assert shown_panels(found) == [f"panel-{name}" for name in TABS]
+    expect_panels(found, *TABS)
     edges = found.page.locator("[role=tabpanel]").evaluate_all(
         "all => all.map((each) => each.getBoundingClientRect()).map(({left, top, bottom}) => [left, top, bottom])"
     )
     assert len({left for left, _, _ in edges}) == 1
     assert all(above[2] <= below[1] for above, below in itertools.pairwise(edges))
-    assert found.page.locator("#panel-timeline .track").count() > 0
+    expect(found.page.locator("#panel-timeline .track")).not_to_have_count(0)
     found.page.emulate_media(media="screen")
-    found.page.wait_for_selector("#panel-overview", state="hidden", timeout=WAIT_MILLISECONDS)
-    assert shown_panels(found) == ["panel-log"]
+    expect_panels(found, "log")
 
 
 @pytest.mark.parametrize("run", [GOOD, FAILED])
@@ -460,10 +501,13 @@ def test_a_report_has_the_same_tabs(browser: Any, home: Path, cli: Cli, tmp_path
     cli("report", FAILED, "-o", str(path), environ={"CLOUDTRAIN_HOME": str(home)})
     context, found = open_tab(browser, 1280, 900, "light")
     found.open(path.as_uri())
-    assert found.page.locator(".actions").count() == 0
+    found.wait_read(FAILED, ENDS[FAILED])
+    expect(found.page.locator(".run-head")).to_be_visible()
+    expect(found.page.locator(".actions")).to_have_count(0)
     found.page.click("#tab-log")
-    assert "hello from a script" in found.page.inner_text(".log")
+    log = found.page.locator(".log")
+    expect(log).to_contain_text("hello from a script", use_inner_text=True)
     found.page.get_by_role("button", name="Jump to it in the log").click()
-    assert MESSAGE in found.page.inner_text(".line.target")
+    expect(log.locator(".line.target")).to_contain_text(MESSAGE, use_inner_text=True)
     context.close()
     assert found.errors == []

@@ -34,7 +34,7 @@ REBOUND = "127.0.0.2"
 KEPT = "content of the user"
 REFUSALS = ("the sandbox rejects requests from web pages", "the sandbox accepts only requests to")
 JSON = "application/x-amz-json-1.1"
-WAIT_SECONDS = 120
+WAIT_SECONDS = 300
 
 
 def attempts(bucket: str, job: Mapping[str, Any], key: str = "") -> list[dict[str, Any]]:

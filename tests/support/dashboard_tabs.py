@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from support.jobs import command
 
 WAIT_MILLISECONDS = 60_000
+"""Longest wait for anything that a page does: so much that only a fault takes longer, however slow the machine."""
+
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update"),
@@ -34,7 +36,7 @@ class Tab:
 
     def open(self, url: str) -> None:
         self.page.goto(url)
-        self.page.wait_for_selector("h1", timeout=WAIT_MILLISECONDS)
+        self.page.wait_for_selector("h1")
 
     def chart(self, title: str) -> Any:
         """Return the first visible chart whose title has these words."""
@@ -43,10 +45,30 @@ class Tab:
         ).first
 
     def wait_points(self, title: str, count: int) -> None:
-        """Wait until a chart has at least this many points."""
-        check = "([node, count]) => Number(node.dataset.points) >= count"
-        handle = self.chart(title).element_handle(timeout=WAIT_MILLISECONDS)
-        self.page.wait_for_function(check, arg=[handle, count], timeout=WAIT_MILLISECONDS)
+        """Wait until that chart has at least this many points."""
+        check = """([title, count]) => {
+          const isMeant = (each) => each.checkVisibility() &&
+            each.querySelector("figcaption").textContent.toLowerCase().includes(title.toLowerCase());
+          const found = [...document.querySelectorAll("figure.chart")].find(isMeant);
+          return Number(found?.dataset.points) >= count;
+        }"""
+        self.page.wait_for_function(check, arg=[title, count])
+
+    def wait_listed(self) -> None:
+        """Wait until the list says which runs there are. A report has them from the start."""
+        self.page.wait_for_function("() => window.cloudtrain?.source.isLoading === false")
+
+    def wait_read(self, run: str, end: str) -> None:
+        """Wait until the page of a run has its whole log, which ends with this event or line.
+
+        Nothing arrives afterwards: what the page does not show then, it never shows.
+        """
+        check = """([reference, end]) => {
+          const { entry, log } = window.cloudtrain?.view ?? {};
+          if (entry?.reference !== reference) return false;
+          return entry.events.at(-1)?.event === end || log.lines.at(-1)?.text === end;
+        }"""
+        self.page.wait_for_function(check, arg=[f"local:{run}", end])
 
 
 @dataclass(frozen=True)
@@ -79,9 +101,19 @@ class Served:
         return status
 
 
+def expect(found: Any) -> Any:
+    """Return Playwright's assertions of a page or a part of it, each of which waits until it holds."""
+    from playwright.sync_api import expect as assertions
+
+    return assertions(found)
+
+
 @contextmanager
 def browser_of(sync_playwright: Callable[[], Any]) -> Iterator[Any]:
     """Start Chromium, and end it after the block."""
+    from playwright.sync_api import expect as assertions
+
+    assertions.set_options(timeout=WAIT_MILLISECONDS)
     with sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         yield started
@@ -91,6 +123,7 @@ def browser_of(sync_playwright: Callable[[], Any]) -> Iterator[Any]:
 def open_tab(browser: Any, width: int, height: int, scheme: str) -> tuple[Any, Tab]:
     """Return a context of the browser and its tab, which keeps errors and requests."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+    context.set_default_timeout(WAIT_MILLISECONDS)
     found = Tab(context.new_page())
     found.page.on(
         "console", lambda each: found.errors.append(each.text) if each.type == "error" else None

@@ -166,6 +166,7 @@ class RunView {
   receive(news) {
     this.log.add([...(news.lines ?? []), ...loggedEvents(news.events ?? [])]);
     this.update();
+    if (this.isJumping) this.jump();
   }
 
   /** Show the document again after changes. */
@@ -251,11 +252,17 @@ class RunView {
     this.put("plan", this.entry.reference, () => planPart(this.entry));
   }
 
-  /** Open the log at the line that shows why the run failed. */
+  /** Open the log at the line that shows why the run failed; of a log that is still to come, when it has arrived. */
   jumpToFailure() {
     location.hash = tabAddress(this.entry.reference, "log");
     this.showTab("log");
-    this.log.jump(failureLine(this.entry.explanation, this.log.lines));
+    this.jump();
+  }
+
+  jump() {
+    const number = failureLine(this.entry.explanation, this.log.lines);
+    this.isJumping = number === null;
+    this.log.jump(number);
   }
 
   /** Show all tabs one after the other while the page is printed. */
