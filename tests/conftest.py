@@ -27,6 +27,7 @@ from support.jobs import (
     command,
     serve_moto,
 )
+from support.kernels import kernel_socket
 from support.plans import CODE, NOW, SETTINGS, TASK_JOB, WriteJob
 from support.sizes import tries
 from support.slurm_fixtures import _accounting, _cluster, accounting, slurm, slurm_site  # noqa: F401 (fixtures)
@@ -166,12 +167,9 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def socket_path() -> Iterator[Path]:
-    """A path for the sockets of a Jupyter kernel, short enough for the kernel's limit of 107 characters.
-
-    Jupyter's default are TCP ports, which it chooses before the kernel takes them: another test can be faster.
-    """
-    with tempfile.TemporaryDirectory(prefix="cloudtrain-kernel-") as folder:
-        yield Path(folder, "socket")
+    """A path for the sockets of a Jupyter kernel."""
+    with kernel_socket() as path:
+        yield path
 
 
 @pytest.fixture(scope="session")

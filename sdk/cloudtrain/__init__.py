@@ -47,6 +47,9 @@ if TYPE_CHECKING:  # for type checkers and editors; the same names as in `_NAMES
     from cloudtrain.features.costs.reading import costs as costs
     from cloudtrain.features.dashboard.model_cards import model_card as model_card
     from cloudtrain.features.evaluation.evaluating import evaluate as evaluate
+    from cloudtrain.features.functions.job_of import job_of as job_of
+    from cloudtrain.features.functions.remote import remote as remote
+    from cloudtrain.features.functions.remote import returned_value as returned_value
     from cloudtrain.features.rehearsal.rehearse import rehearse as rehearse
     from cloudtrain.features.serving.deployment import deploy as deploy
     from cloudtrain.features.serving.deployment import undeploy as undeploy
@@ -78,6 +81,8 @@ _NAMES = {
     "features.costs.reading": "costs",
     "features.dashboard.model_cards": "model_card",
     "features.evaluation.evaluating": "evaluate",
+    "features.functions.job_of": "job_of",
+    "features.functions.remote": "remote returned_value",
     "features.rehearsal.rehearse": "rehearse",
     "features.serving.deployment": "deploy undeploy",
     "features.serving.endpoints": "list_endpoints",

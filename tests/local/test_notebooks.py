@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.jobs import EXAMPLES, until
+from support.jobs import EXAMPLES
+from support.kernels import SECONDS, Kernel
 
 import cloudtrain
 from cloudtrain import State
@@ -17,13 +18,11 @@ from cloudtrain import State
 pytest.importorskip("ipykernel")
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
-jupyter_client = pytest.importorskip("jupyter_client")
 Config = pytest.importorskip("traitlets.config").Config
 
 pytestmark = pytest.mark.processes
 
 NOTEBOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
-SECONDS = 300
 
 
 @pytest.fixture(autouse=True)
@@ -77,63 +76,6 @@ def test_a_committed_notebook_has_no_outputs(path: Path) -> None:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
-
-
-class Kernel:
-    """A kernel of Jupyter, and the outputs of the cell that it executes."""
-
-    def __init__(self, socket_path: Path) -> None:
-        self._manager = jupyter_client.KernelManager(transport="ipc", ip=str(socket_path))
-        self._manager.start_kernel()
-        self._client = self._manager.client()
-        self._client.start_channels()
-        self._client.wait_for_ready(timeout=SECONDS)
-        self._cell = ""
-        self.outputs: list[dict[str, Any]] = []
-
-    def begin(self, code: str) -> None:
-        """Begin to execute a cell."""
-        self._cell, self.outputs = self._client.execute(code), []
-
-    def read(self) -> bool:
-        """Read the next message; return whether the cell has ended."""
-        message = self._client.get_iopub_msg(timeout=SECONDS)
-        if message["parent_header"].get("msg_id") != self._cell:
-            return False
-        kind, content = message["msg_type"], message["content"]
-        self.outputs += (
-            [{"type": kind, **content}] if kind not in ("status", "execute_input") else []
-        )
-        return bool(kind == "status" and content["execution_state"] == "idle")
-
-    def wait_for(self, text: str) -> None:
-        """Wait for a table with a text."""
-        until(lambda: self.read() or any(text in table for table in self.tables), SECONDS)
-        assert any(text in table for table in self.tables), self.outputs
-
-    def wait(self) -> None:
-        """Wait for the end of the cell."""
-        until(self.read, SECONDS)
-
-    @property
-    def tables(self) -> list[str]:
-        """The texts of the table of the cell, one for each update."""
-        return [
-            output["data"]["text/plain"]
-            for output in self.outputs
-            if output["type"].endswith("display_data")
-        ]
-
-    def interrupt(self) -> None:
-        self._manager.interrupt_kernel()
-
-    def restart(self) -> None:
-        self._manager.restart_kernel(now=True)
-        self._client.wait_for_ready(timeout=SECONDS)
-
-    def end(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
 
 
 @pytest.fixture

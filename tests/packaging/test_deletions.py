@@ -67,6 +67,8 @@ REASONS = {
     "sdk/cloudtrain/settings/trust.py": "in the user's configuration, with a name of its own",
     "sdk/cloudtrain/support/known_homes.py": "an id that the user has not agreed to is replaced",
     "sdk/cloudtrain/support/atomic_write.py": "the name has this process and thread",
+    "sdk/cloudtrain/features/functions/job_of.py": "a folder that is new or empty, and one named by a digest",
+    "entrypoints/cloudtrain_runtime/contract/returned_values.py": "in the container's own output folder",
     "sdk/cloudtrain/features/recovery/service.py": "in the folder of a chain, whose name is unique",
     "sdk/cloudtrain/features/recovery/stored_chain.py": "in the folder of a chain, whose name is unique",
     "sdk/cloudtrain/features/sweeps/handle.py": "in the folder of a sweep, whose name is unique",

@@ -24,6 +24,10 @@ CASES = {
     "a checkpoint": ("init(); dcp.save({'a': data}, checkpoint_id=folder)", "unused"),
     "a checkpoint of the runtime": ("init(); gather(rank, read_context(os.environ))", "unused"),
     "a sum": ("init(); dist.all_reduce(data)", "joined"),
+    "in a function that is a job": (
+        "sys.argv[1:] = []; run_function(lambda: (init(), dist.all_reduce(data)))",
+        "joined",
+    ),
     "by keyword": ("init(); dist.all_reduce(tensor=data, group=dist.group.WORLD)", "joined"),
     "by the module": ("init(); c10d.broadcast(data, 0)", "joined"),
     "objects": ("init(); dist.all_gather_object([None, None], rank)", "joined"),
@@ -73,6 +77,7 @@ try:
     from torch.distributed.fsdp import fully_shard
 except ImportError:  # torch 2.5
     from torch.distributed._composable.fsdp import fully_shard
+from cloudtrain_runtime.process.function_call import run_function
 from cloudtrain_runtime.process.process_group import gather
 from cloudtrain_runtime.process.run_context import read_context
 

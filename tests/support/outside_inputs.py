@@ -105,8 +105,32 @@ SOURCES = (
         "tests/unit/test_fuzzed_files.py::test_a_source_that_cannot_be_parsed_gives_no_finding",
         (
             f"{_R}/contract/python_source.py",
+            f"{_R}/process/fresh_import.py",
+            f"{_S}/features/functions/cells.py",
+            f"{_S}/features/functions/local_modules.py",
             f"{_S}/features/setup/new_job.py",
         ),
+    ),
+    Source(
+        "a notebook's file, in place of a job file",
+        "whoever wrote it",
+        "at most 52 MB, JSON of the form; cells are parsed, not executed",
+        "tests/unit/test_notebook_code.py::test_a_damaged_notebook_is_an_error",
+        (f"{_S}/features/functions/notebook_file.py",),
+    ),
+    Source(
+        "what a fresh Python says of a notebook's module that it has imported",
+        "the notebook's code, which it has executed",
+        "an answer that is not complete is a failure of the code",
+        "tests/unit/test_notebook_state.py::test_code_that_ends_its_process_is_refused",
+        (f"{_S}/features/functions/comparison.py",),
+    ),
+    Source(
+        "the value that a job's function has returned",
+        "the job's code",
+        "JSON of known forms, plain numbers, NumPy without pickle",
+        "tests/unit/test_returned_values.py::test_damaged_files_are_an_error",
+        (f"{_R}/contract/returned_values.py",),
     ),
     Source(
         "`cloudtrain.toml`, the profile file",
@@ -328,6 +352,7 @@ OWN = {
     f"{_S}/catalog/service_limits.py": "botocore's model, and a copy of it in the user's cache folder",
     f"{_S}/catalog/source.py": "files of the package",
     f"{_S}/features/setup/machine_report.py": "a line of a child process",
+    f"{_S}/job/job_text.py": "what this process has written",
     f"{_S}/planning/plan.py": "what this process has written",
     f"{_S}/planning/request_limits.py": "what this process has written",
     f"{_S}/planning/run_config.py": "what this process has written",
@@ -339,7 +364,6 @@ OWN = {
     f"{_S}/runs/comparison.py": "what this process has written",
     f"{_S}/features/serving/package.py": "an archive that this process writes",
     f"{_S}/support/installation.py": "what the installer has recorded beside the package",
-    f"{_S}/features/sweeps/handle.py": "what this process has written",
     f"{_S}/features/sweeps/planning.py": "what this process has written",
 }
 """Modules that parse only what cloudtrain or a program of its choice has written, and what that is."""

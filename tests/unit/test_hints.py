@@ -57,6 +57,8 @@ def test_hint_in_python(hint: str, expected: str) -> None:
 def test_error_in_a_terminal_and_in_python() -> None:
     error = UserError("there is no run", "see: cloudtrain list")
     assert error.for_terminal() == "there is no run\n  see: cloudtrain list"
+    (shown,) = error._render_traceback_()
+    assert shown == f"{type(error).__name__}: {error}"
     assert str(error) == "there is no run\n  see: cloudtrain.list_runs()"
 
 

@@ -16,7 +16,9 @@ from support.run_logs import LoggedRun
 import cloudtrain
 from cloudtrain import Check, JobSpec, Run, State, Status
 from cloudtrain.console.status_fields import metrics_row
+from cloudtrain.errors import CloudError
 from cloudtrain.failure_rules import Explanation, FailureClass
+from cloudtrain.features.rehearsal.report import Rehearsal
 from cloudtrain.runs.notebook_list import MOST_ROWS, RunList
 from cloudtrain.runs.progress import Progress, fold_events
 from cloudtrain.support.checks import failed, passed
@@ -64,6 +66,11 @@ def explanation() -> Explanation:
     )
 
 
+def rehearsal() -> Rehearsal:
+    proven = [passed(f"check {number}", "it holds") for number in range(9)]
+    return Rehearsal((*proven, failed("resumes", EVIL)))
+
+
 OBJECTS: dict[str, Callable[[], Any]] = {
     "job": job,
     "evil_job": lambda: job().with_values({"tags": {"team": EVIL, EVIL: 1}}),
@@ -74,6 +81,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
     "status": status,
     "check": lambda: failed("quota", EVIL, EVIL),
     "explanation": explanation,
+    "rehearsal": rehearsal,
 }
 
 
@@ -117,7 +125,7 @@ def test_html_is_a_table_with_escaped_values(name: str) -> None:
     assert set(cells.tags) == {"table", "caption", "tbody", "tr", "th", "td"}
     assert "\x1b" not in cells.text
     assert ('<script>alert("1")</script>' in cells.text) == (
-        name in ("evil_job", "run", "check", "explanation")
+        name in ("evil_job", "run", "check", "explanation", "rehearsal")
     )
 
 
@@ -149,10 +157,29 @@ def test_a_plan_shows_cost_and_the_first_warning() -> None:
     )
 
 
-def test_a_run_is_shown_without_a_call() -> None:
+def test_the_text_of_a_run_needs_no_call() -> None:
     run = Run(RUN, LoggedRun(statuses=[RuntimeError("a call")]))
     assert repr(run) == f"Run local:{RUN}"
-    assert "run.follow()" in run._repr_html_()
+
+
+def test_a_notebook_shows_the_state_the_curve_and_links_of_a_run() -> None:
+    events = [
+        {"event": "started", "step": 0, "total_steps": 3},
+        *[{"event": "step", "step": step, "time": 1.0, "loss": 4.0 - step} for step in (1, 2, 3)],
+        {"event": "tracking", "tracker": "mlflow", "url": "https://example.com/run"},
+    ]
+    known = Status(RUN, "local", State.RUNNING, progress=fold_events(events))
+    shown = Run(RUN, LoggedRun(events, [known]))._repr_html_()
+    assert "RUNNING" in shown
+    assert 'aria-label="training loss: 1 at step 3"' in shown
+    assert 'd="M2.0,2.0L160.0,32.0L318.0,62.0"' in shown
+    assert "run.follow()" in shown
+    assert '<a href="https://example.com/run" target="_blank" rel="noopener">mlflow</a>' in shown
+
+
+def test_a_run_whose_state_is_not_known_is_shown() -> None:
+    shown = Run(RUN, LoggedRun(statuses=[CloudError("AWS cannot be reached", "try again")]))
+    assert "not known: AWS cannot be reached" in shown._repr_html_()
 
 
 def test_secrets_are_not_shown() -> None:
@@ -184,6 +211,12 @@ def test_many_rows_are_cut_to_ten_lines() -> None:
 def test_a_passed_check_has_one_line() -> None:
     check: Check = passed("role", "can be assumed")
     assert repr(check) == "Check role passed: can be assumed"
+
+
+def test_a_rehearsal_shows_first_what_is_not_proven() -> None:
+    lines = repr(rehearsal()).splitlines()
+    assert lines[0] == "Rehearsal failed"
+    assert lines[1].startswith("  resumes  failed: x")
 
 
 def test_a_list_of_runs_is_a_list_with_a_table() -> None:

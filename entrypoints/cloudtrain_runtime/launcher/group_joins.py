@@ -39,8 +39,8 @@ _COLLECTIVES = (
 _NO_TRAINING = ("cloudtrain_runtime.", "torch.distributed.checkpoint.")
 """Modules whose collectives say nothing about the training: they save checkpoints, or agree on a stop."""
 
-_AROUND = (__name__, "cloudtrain_runtime.worker")
-"""Modules of the runtime with frames in each stack: the functions that watch, and the worker that runs the script."""
+_AROUND = (__name__, "cloudtrain_runtime.worker", "cloudtrain_runtime.process.function_call")
+"""Modules of the runtime with frames in each stack: the functions that watch, the worker, the call of a function."""
 
 
 class JoinState(enum.StrEnum):

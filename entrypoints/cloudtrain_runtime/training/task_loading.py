@@ -14,6 +14,7 @@ from typing import Any
 from cloudtrain_runtime.contract import task_methods
 from cloudtrain_runtime.contract.task_methods import TASK_METHODS
 from cloudtrain_runtime.errors import TaskError
+from cloudtrain_runtime.process.notebook_cells import name_cells
 from cloudtrain_runtime.task import Task, kind_of, location_of, shown_path
 
 _GENERATORS = ("parallelize", "pipeline")
@@ -27,6 +28,7 @@ def load_task(reference: str, arguments: Mapping[str, Any]) -> Task:
         TaskError: the class does not exist, is not a Task, or does not accept these arguments.
     """
     module_name, _, class_name = reference.partition(":")
+    name_cells()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -25,9 +25,10 @@ from cloudtrain.cli.options import (
     skip_check_option,
     trust_option,
 )
-from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError
+from cloudtrain.errors import EXIT_CLOUD, EXIT_USER, SpecError, UserError
 from cloudtrain.support.backend_facts import facts_of
 from cloudtrain.support.features import offer
+from cloudtrain.support.job_file import names_notebook
 
 if TYPE_CHECKING:
     from cloudtrain.runs.log_lines import LogFilter
@@ -74,6 +75,7 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
     examples={
         "cloudtrain plan": "this folder's job.yaml",
         "cloudtrain plan --instances 8 --set cluster.spot=true": "with other values",
+        "cloudtrain plan notebook.ipynb --write my-job": "a notebook as a job",
     },
 )
 @job_options
@@ -83,6 +85,11 @@ def validate(job: JobArguments, backend: str, as_json: bool) -> int:
 @click.option(
     "--request", "only_request", is_flag=True, help="Print only the CreateTrainingJob document."
 )
+@click.option(
+    "--write",
+    metavar="FOLDER",
+    help="Write the job of a notebook into a folder: job.yaml and its code.",
+)
 @json_option
 def plan(
     job: JobArguments,
@@ -90,13 +97,25 @@ def plan(
     backend: str,
     cuda_on_cpu: bool,
     only_request: bool,
+    write: str | None,
     as_json: bool,
 ) -> None:
-    """Show everything that a submit would send. Offline; needs no credentials."""
+    """Show everything that a submit would send. Offline; needs no credentials.
+
+    JOB may be a notebook whose cells submit a function or a Task class; its cells are read and not executed.
+    """
     from cloudtrain.client.account import find_settings
     from cloudtrain.client.offline import OfflineClient
     from cloudtrain.console.plans import ConsoleObserver, print_plan, print_warnings
 
+    if write is not None:
+        written = _write_notebook(job, write)
+        console.print_answer(
+            lambda: {"written": written},
+            lambda: console.print_text(f"written: {written}"),
+            as_json=as_json,
+        )
+        return
     settings = find_settings(job.job, flags)
     with ConsoleObserver() as observer:
         decided = OfflineClient(settings, observer=observer).plan(
@@ -109,6 +128,13 @@ def plan(
     else:
         print_plan(decided, is_simulated=facts_of(backend).is_simulated)
         print_warnings(decided)
+
+
+def _write_notebook(job: JobArguments, folder: str) -> str:
+    """Write the job of a notebook into a folder; return the job file's path."""
+    if not names_notebook(job.job):
+        raise UserError(f"--write: {job.job} is no notebook", "its job file is there already")
+    return str(offer("write_job")(job.load().valid_spec(), folder))
 
 
 @click.command(

@@ -15,7 +15,8 @@ import click
 
 from cloudtrain.cli.completion import complete_fields, complete_runs
 from cloudtrain.support.backend_facts import BACKENDS, choose_backend, facts_of
-from cloudtrain.support.job_file import JOB_FILES, find_job_files
+from cloudtrain.support.features import offer
+from cloudtrain.support.job_file import JOB_FILES, find_job_files, names_notebook
 
 if TYPE_CHECKING:
     from cloudtrain.job.spec import LoadedJob
@@ -98,7 +99,12 @@ class JobArguments:
     overrides: tuple[str, ...]
 
     def load(self) -> LoadedJob:
-        """Return the job with all problems of its file."""
+        """Return the job with all problems of its file. A notebook's job is read from its cells."""
+        if names_notebook(self.job):
+            found: LoadedJob = offer("job_of_notebook")(
+                self.job, self.overrides, instances=self.instances
+            )
+            return found
         from cloudtrain.job.spec import load_job
 
         return load_job(self.job, self.overrides, instances=self.instances)
@@ -259,6 +265,9 @@ def _choose_backend(backend: str | None, *, local: bool, sandbox: bool, site: st
     named = [name for name, is_given in given.items() if is_given]
     if len(named) > 1:
         raise click.UsageError(f"{named[0]} and {named[1]} cannot be combined")
+    job = click.get_current_context().params.get("job")
+    if not named and job is not None and names_notebook(str(job)):
+        backend = offer("backend_of_notebook")(job)
     chosen = choose_backend(backend, local=local, sandbox=sandbox)
     if site is not None and not facts_of(chosen).has_sites:
         raise click.UsageError("--site is for --backend slurm")

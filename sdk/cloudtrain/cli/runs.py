@@ -113,7 +113,7 @@ def logs(
 
     handle = get_run(run)
     if tail is None:
-        lines = handle.logs(follow=follow, only=only, on_trouble=console.print_message)
+        lines = iter(handle.logs(follow=follow, only=only, on_trouble=console.print_message))
     else:
         all_shown = raw or as_json
         lines = last_lines(

@@ -46,6 +46,7 @@ from cloudtrain.support.backend_facts import (
     choose_backends,
     facts_of,
 )
+from cloudtrain.support.both_iterator import BothIterator
 from cloudtrain.support.features import offer
 from cloudtrain.support.renamed import renamed_arguments
 
@@ -384,7 +385,7 @@ class Client(OfflineClient):
         follow: bool = False,
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
-    ) -> Iterator[LogLine]:
+    ) -> BothIterator[LogLine]:
         """Yield the log lines of a run's hosts that match a filter; with `follow` until the run has ended.
 
         Raises:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.bundle import Contents
 from cloudtrain.client.client import Client
@@ -22,6 +22,8 @@ from cloudtrain.runs.run_filter import ALL_RUNS, RunFilter
 from cloudtrain.runs.status import Status
 from cloudtrain.settings.settings import Settings
 from cloudtrain.support.backend_facts import choose_backend
+from cloudtrain.support.both_iterator import BothIterator
+from cloudtrain.support.features import offer
 from cloudtrain.support.renamed import renamed_arguments
 
 if TYPE_CHECKING:
@@ -31,6 +33,28 @@ if TYPE_CHECKING:
     from cloudtrain.runs.comparison import Comparison
     from cloudtrain.runs.downloads import Download
     from cloudtrain.support.checks import Check
+
+
+JobOrCode = Job | Callable[..., Any]
+"""A job, the path of its file, or a function or Task class, whose job has further fields."""
+
+
+def _read_code(job: JobOrCode, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> Job:
+    """Return the job of a function or Task class; anything else as it is, without further fields.
+
+    Raises:
+        UserError: There are fields for a job that has its own.
+    """
+    if not callable(job):
+        if args is not None or fields:
+            name = "args" if args is not None else next(iter(fields))
+            raise UserError(
+                f"{name}: only a function or a Task class takes fields here",
+                'change a job with its own method, for example job.with_values({"train.epochs": 2})',
+            )
+        return job
+    found: JobSpec = offer("job_of")(job, args, **fields)
+    return found
 
 
 @renamed_arguments(path="job")
@@ -61,8 +85,9 @@ def validate(
 
 @renamed_arguments(spec="job")
 def plan(
-    job: Job,
+    job: JobOrCode,
     *,
+    args: Mapping[str, Any] | None = None,
     backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
@@ -72,11 +97,12 @@ def plan(
     suffix: str | None = None,
     cuda_on_cpu: bool = False,
     observer: Observer | None = None,
+    **fields: Any,
 ) -> Plan:
-    """Return the plan of a job: see `Client.plan`."""
+    """Return the plan of a job: see `Client.plan`; of a function or Task class: see `job_of`."""
     client = Client(settings, observer=observer)
     return client.plan(
-        job,
+        _read_code(job, args, fields),
         backend=choose_backend(backend, local=local, sandbox=sandbox),
         site=site,
         now=now,
@@ -87,15 +113,21 @@ def plan(
 
 @renamed_arguments(spec="job")
 def check(
-    job: Job,
+    job: JobOrCode,
     *,
+    args: Mapping[str, Any] | None = None,
     backend: str | None = None,
     sandbox: bool = False,
     site: str | None = None,
     settings: Settings | None = None,
+    **fields: Any,
 ) -> tuple[Check, ...]:
-    """Check that the account has everything that a submit needs: see `Client.check`."""
-    return Client(settings).check(job, backend=choose_backend(backend, sandbox=sandbox), site=site)
+    """Check that the account has everything that a submit needs: see `Client.check` and `job_of`."""
+    return Client(settings).check(
+        _read_code(job, args, fields),
+        backend=choose_backend(backend, sandbox=sandbox),
+        site=site,
+    )
 
 
 @renamed_arguments(spec="job")
@@ -106,8 +138,9 @@ def files(job: Job, *, observer: Observer | None = None) -> Contents:
 
 @renamed_arguments(spec="job")
 def submit(
-    job: Job,
+    job: JobOrCode,
     *,
+    args: Mapping[str, Any] | None = None,
     backend: str | None = None,
     local: bool = False,
     sandbox: bool = False,
@@ -120,10 +153,14 @@ def submit(
     cuda_on_cpu: bool = False,
     recover: bool | None = None,
     observer: Observer | None = None,
+    **fields: Any,
 ) -> Run:
-    """Start a run and return it at once: see `Client.submit`."""
+    """Start a run and return it at once: see `Client.submit`; of a function or Task class: see `job_of`.
+
+    cloudtrain.submit(MyTask, args={"layers": 4}, instances=2, train={"epochs": 3})
+    """
     return Client(settings, observer=observer).submit(
-        job,
+        _read_code(job, args, fields),
         backend=choose_backend(backend, local=local, sandbox=sandbox),
         site=site,
         skip_check=skip_check,
@@ -197,7 +234,7 @@ def logs(
     only: LogFilter = ALL_LINES,
     on_trouble: Callable[[str], None] | None = None,
     settings: Settings | None = None,
-) -> Iterator[LogLine]:
+) -> BothIterator[LogLine]:
     """Yield the log lines of a run's hosts: see `Client.logs`."""
     return Client(settings).logs(run, follow=follow, only=only, on_trouble=on_trouble)
 

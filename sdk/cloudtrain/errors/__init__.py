@@ -61,6 +61,10 @@ class CloudtrainError(Exception):
         """Return the message and the hint, as a traceback in Python shows them; see `for_terminal`."""
         return _join(self.message, in_python(self.hint))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows, which asks for it by this name: the sentence says where and what to do."""
+        return [f"{type(self).__name__}: {self}"]
+
     def for_terminal(self) -> str:
         """Return the message and the hint with the commands to type."""
         return _join(self.message, self.hint)

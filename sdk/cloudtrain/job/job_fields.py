@@ -146,7 +146,7 @@ class JobFields(Section):
     @property
     def file(self) -> Path | None:
         """Path of the job file; None for a job that was built in Python."""
-        if self._document is None:
+        if self._document is None or self._document.location_of(()).line is None:
             return None
         return self._base / Path(self._document.file).name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +16,7 @@ from cloudtrain.runs.log_lines import ALL_LINES, LogFilter, LogLine
 from cloudtrain.runs.status import State, Status, parse_state
 from cloudtrain.support.argument_types import check_type
 from cloudtrain.support.backend_facts import facts_of
+from cloudtrain.support.both_iterator import BothIterator
 from cloudtrain.support.notebook.figure import draw_metrics
 from cloudtrain.support.notebook.summary import Row, Summary
 from cloudtrain.support.one_or_more import one_or_more
@@ -144,7 +145,9 @@ class Run:
         return _summarize(self).to_text()
 
     def _repr_html_(self) -> str:
-        return _summarize(self).to_html()
+        from cloudtrain.runs.notebook_run import run_html
+
+        return run_html(self, self.status, _summarize(self))
 
     @property
     def backend(self) -> str:
@@ -189,8 +192,8 @@ class Run:
         follow: bool = False,
         only: LogFilter = ALL_LINES,
         on_trouble: Callable[[str], None] | None = None,
-    ) -> Iterator[LogLine]:
-        """Yield the log lines of all hosts, each once, with secrets redacted.
+    ) -> BothIterator[LogLine]:
+        """Return the log lines of all hosts, each once, with secrets redacted, for `for` or `async for`.
 
         Without `follow` the lines are ordered by time; with `follow` they come as they arrive.
 
@@ -203,9 +206,8 @@ class Run:
             CloudError: AWS refused or cannot be reached.
         """
         check_type("only", only, LogFilter)
-        return _redacted(
-            self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
-        )
+        lines = self._operations.logs(self.id, follow=follow, only=only, on_trouble=on_trouble)
+        return BothIterator(_redacted(lines))
 
     def history(self, *, fill: bool = False) -> Any:
         """Return all values of all metrics so far: one row per step, ordered by step.
@@ -386,6 +388,21 @@ class Run:
             f"{self.reference} is {shown} after {timeout_seconds or 0:g} s; it continues"
         )
 
+    def __await__(self) -> Generator[Any, None, Status]:
+        """Wait until the run has ended, while the event loop goes on; `await run` returns its status."""
+        return self._wait().__await__()
+
+    async def _wait(self) -> Status:
+        from cloudtrain.support.awaiting import in_thread
+
+        polled = poll(
+            self.status, self.poll_backoff(), OutageTolerance(None), changing=_state_and_reason
+        )
+        while True:
+            status: Status = await in_thread(next, polled)
+            if status.state.is_final:
+                return status
+
     def stop(self) -> None:
         """Ask the run to stop, and return at once; `wait()` waits for the end."""
         self._operations.stop(self.id)
@@ -428,5 +445,4 @@ def _summarize(run: Run) -> Summary:
     if run.attached:
         rows.append(("", "attached to this live run of the same request and code"))
     rows += [("warning", text) for text in run.warnings]
-    next_calls: Row = ("next", "run.follow(), run.status(), run.history(), run.logs(), run.stop()")
-    return Summary(f"Run {run.reference}", rows, [next_calls])
+    return Summary(f"Run {run.reference}", rows)

@@ -125,6 +125,10 @@ def backends_without_account() -> tuple[str, ...]:
     return tuple(name for name, each in BACKENDS.items() if not each.uses_account)
 
 
+PLACE_ARGUMENTS = ("backend", MACHINE_BACKEND, SIMULATED_BACKEND, "site", "settings")
+"""Arguments of calls that say where a job runs."""
+
+
 def choose_backend(
     backend: str | None = None,
     *,

@@ -15,13 +15,18 @@ OFFERS = {
     "costs": "costs.reading.costs",
     "endpoint_list": "serving.commands.list_endpoints",
     "evaluate": "evaluation.evaluating.evaluate",
+    "job_of": "functions.job_of.job_of",
+    "backend_of_notebook": "functions.notebook_file.backend_of_notebook",
+    "job_of_notebook": "functions.notebook_file.job_of_notebook",
     "recover": "recovery.service.continue_run",
     "recover_later": "recovery.service.wait_for_capacity",
     "rehearse": "rehearsal.rehearse.rehearse_job",
+    "sweep": "sweeps.handle.sweep",
     "sweep_list": "sweeps.page_record.list_sweeps",
     "sweep_page": "sweeps.page_record.sweep_document",
     "sweep_row": "sweeps.page_record.sweep_row",
     "sweep_schema": "sweeps.schema.sweep_schema",
+    "write_job": "functions.job_of.write_job",
 }
 """The functions of features that others call, by what they give: feature, module and name."""
 

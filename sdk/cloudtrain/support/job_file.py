@@ -6,6 +6,13 @@ import os
 
 JOB_FILES = ("job.yaml", "job.yml")
 
+_NOTEBOOK = ".ipynb"
+
+
+def names_notebook(path: str) -> bool:
+    """Return whether a path is that of a notebook, with or without `:` and the name of a function of it."""
+    return path.endswith(_NOTEBOOK) or f"{_NOTEBOOK}:" in path
+
 
 def find_job_files(path: str) -> tuple[str, ...]:
     """Return the job files that a path can mean, the one to use first: itself, those of a folder, or job.yml for job.yaml.

@@ -9,6 +9,7 @@ from typing import Any
 
 from cloudtrain.client.receipts import Receipt
 from cloudtrain.support.checks import PROOF_WORDS, Check, Result
+from cloudtrain.support.notebook.summary import Summary
 
 REQUIRED = ("starts", "trains", "saves", "stops", "resumes")
 """The checks that must be proven for a proven verdict."""
@@ -29,6 +30,18 @@ class Rehearsal:
     receipt: Receipt | None = None
     folder: Path | None = None
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return self._summary().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._summary().to_html()
+
+    def _summary(self) -> Summary:
+        rows = [(each.name, f"{PROOF_WORDS[each.result]}: {each.detail}") for each in self.checks]
+        # What is not proven comes first: the text has ten lines.
+        rows.sort(key=lambda row: row[1].startswith(PROOF_WORDS[Result.PASS]))
+        return Summary(f"Rehearsal {PROOF_WORDS[self.verdict]}", rows)
 
     @property
     def verdict(self) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from cloudtrain.features.sweeps.spec import FUNCTION
 from cloudtrain.features.sweeps.stored_sweep import StoredSweep, find_stored
 from cloudtrain.features.sweeps.trial import Trial, TrialState
 from cloudtrain.job.document import parse_document
+from cloudtrain.job.job_text import job_text
 from cloudtrain.job.spec import JobSpec
 from cloudtrain.runs.run import Run
 from cloudtrain.settings.settings import Settings
@@ -31,7 +31,6 @@ from cloudtrain.support.backend_facts import choose_backend
 from cloudtrain.support.notebook.live_output import LiveTable, is_notebook, write_line
 from cloudtrain.support.notebook.summary import Row, Summary, printable
 from cloudtrain.support.units import format_plain_number
-from cloudtrain_runtime.contract.strict_json import dump_json, load_json
 
 
 class Sweep:
@@ -316,36 +315,12 @@ def _load(
 
 def _render_job(stored: StoredSweep, trial: Trial, folder: Path) -> str:
     """Return the job of a trial as a job file in a folder, with comments on the sweep and the searched fields."""
-    import yaml
-
-    job = job_of(stored.sweep, trial)
-    # YAML's safe writer takes no subclasses.
-    plain = load_json(dump_json(_document(job, folder), default=str))
-    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+    text = job_text(job_of(stored.sweep, trial), folder)
     metric = stored.sweep.spec.objective.metric
     objective = trial.objective
     score = "" if objective is None else f", {metric} {format_plain_number(objective)}"
     head = f"# Trial {trial.number} of the sweep {stored.id}{score}.\n# Its run: {trial.run}\n"
     return head + _with_comments(text, stored, trial)
-
-
-def _document(job: JobSpec, folder: Path) -> dict[str, Any]:
-    """Return the content of the job, with relative paths that start at a folder."""
-    document = job.to_document()
-    base = job.base
-    here = folder.resolve()
-    if here == base.resolve():
-        return document
-    code = document["code"]
-    code["directory"] = os.path.relpath(job.code_directory, here)
-    if job.code.include:
-        code["include"] = [os.path.relpath(path, here) for path in job.includes.values()]
-    for name, channel in job.data.items():
-        if channel.local_path is not None and ":/" not in channel.local_path:
-            moved = os.path.relpath(base / channel.local_path, here)
-            known = document["data"][name]
-            document["data"][name] = {**known, "uri": moved} if isinstance(known, dict) else moved
-    return document
 
 
 def _with_comments(text: str, stored: StoredSweep, trial: Trial) -> str:

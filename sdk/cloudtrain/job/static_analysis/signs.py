@@ -24,6 +24,8 @@ from cloudtrain_runtime.contract.placeholders import CHECKPOINTS_VARIABLE
 CHECKPOINT_FOLDER = (CHECKPOINTS, ML_ROOT_VARIABLE, CHECKPOINTS_VARIABLE)
 """Texts by which code names the folder of checkpoints that are kept."""
 _RUNTIME = "cloudtrain_runtime"
+_CALLS = (f"{_RUNTIME}.process.function_call", f"{_RUNTIME}.process.notebook_cells")
+"""Modules of the runtime that call a function of a notebook."""
 _FRAMEWORKS = frozenset(
     {
         *("accelerate", "axolotl", "bagua", "catalyst", "colossalai", "composer", "deepspeed"),
@@ -91,8 +93,11 @@ def changes_path(module: Module) -> bool:
 
 
 def imports_runtime(module: Module) -> bool:
-    """Return whether a module imports the runtime."""
-    return any(name.partition(".")[0] == _RUNTIME for name in module.imports)
+    """Return whether a module imports the runtime, other than to call a function."""
+    return any(
+        name.partition(".")[0] == _RUNTIME and not name.startswith(_CALLS)
+        for name in module.imports
+    )
 
 
 def uses_checkpoints(module: Module) -> bool:
