@@ -69,6 +69,7 @@ class RunView {
     this.source = source;
     this.entry = entry;
     this.zoomed = {};
+    this.isJumping = false;
     this.grids = {
       key: this.makeGrid("key"),
       curves: this.makeGrid("curves"),
