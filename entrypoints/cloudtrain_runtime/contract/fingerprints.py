@@ -16,9 +16,12 @@ from typing import Any, Final
 _PLAIN: Final = (type(None), type(...), bool, int, float, complex, str, bytes)
 CONTAINERS: Final = (list, dict, set, tuple)
 _CACHED: Final[Any] = type(functools.cache(len))
+"""The type of functions that `functools.cache` returns."""
 _LOCKS: Final = frozenset({"_thread", "threading", "multiprocessing.synchronize"})
+"""Modules of objects that cannot be copied and have no content."""
 _MOST_ITEMS: Final = 100
 _MOST_CHARACTERS: Final = 60
+"""Longest container whose items, and longest name of an item, that a message can name."""
 _WEAK: Final = frozenset({"weakref", "_weakref", "_weakrefset"})
 """Modules of references that change with use."""
 _SILENT: Final = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL", "RESUME"})
@@ -27,13 +30,8 @@ _DERIVED: Final = frozenset(
     {
         *("_abc_impl", "__abstractmethods__", "__dict__", "__doc__", "__module__", "__weakref__"),
         *("__annotations__", "__annotations_cache__", "__dataclass_fields__", "__orig_bases__"),
-        *(
-            "__firstlineno__",
-            "__parameters__",
-            "__slotnames__",
-            "__static_attributes__",
-            "__type_params__",
-        ),
+        *("__firstlineno__", "__parameters__", "__slotnames__", "__static_attributes__"),
+        "__type_params__",
     }
 )
 """Attributes of classes that follow from others, or from the place of the class."""
@@ -87,7 +85,7 @@ class Fingerprints:
             yield from ((f"its attribute {name}", self.of(part)) for name, part in state.items())
 
     def of_module(self, module: types.ModuleType) -> dict[str, str]:
-        """Return the fingerprints of a module's own functions and classes, and of its plain values."""
+        """Return the fingerprints of a module's own functions and classes, and of all its other values."""
         return {
             name: self.of(value)
             for name, value in vars(module).items()

@@ -65,7 +65,7 @@ def _last_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> tuple[str, int | None]:
-    """Return the last line of the notebook's code, or of a file that is no library, that an error has passed."""
+    """Return the last line of the notebook's code that an error has passed; without one, where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if "cell with " in each.filename]
     last = (own or frames)[-1]

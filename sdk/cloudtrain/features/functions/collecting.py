@@ -96,9 +96,7 @@ class _Collector:
         problem = Problem(place.cell, place.line, place.column, "", text, refusal[1])
         self.found.problems.append(problem)
 
-    def _add_module(
-        self, name: str, module: str, why: str = "", place: Place | None = None
-    ) -> None:
+    def _add_module(self, name: str, module: str) -> None:
         is_read = self.code.names.get(name) is not UNREAD
         for each in changed_settings(self.code, name):
             if not is_read and is_local_module(module, self.code.folder):
@@ -106,7 +104,7 @@ class _Collector:
                     f"{each} sets an attribute of {module}, which the run does not",
                     IN_A_NOTEBOOK,
                 )
-                self._refuse(refusal, why, place or Place(self.code.title))
+                self._refuse(refusal, "", Place(self.code.title))
                 return
             self.found.notes.append(f"{each} changes a setting of {module}, which the run does not")
         self._add_import(name, module, "")

@@ -63,7 +63,7 @@ class WrittenCode:
         entry: `task` or `script`, and its value in `code`.
         files: Content by name.
         packages: Folders that the code imports.
-        notes: What the reader should know, such as the names whose values the run makes again.
+        notes: What the reader should know, such as a setting of a library that the run does not have.
     """
 
     name: str
