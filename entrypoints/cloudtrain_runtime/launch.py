@@ -347,6 +347,8 @@ def _start_calls(tree: MlTree, config: RunConfig) -> dict[str, str]:
         calls["loopback_store"] = "listen_on_loopback()"
         # On an instance, worker.py makes this call, and only for scripts.
         calls["fresh_start"] = "report_fresh_start()"
+    if config.starts_ranks:
+        calls["spawned_ranks"] = "skip_shutdown()"
     if config.cuda_on_cpu:
         log_line(
             f"CUDA on the CPU (--cuda-on-cpu): ranks see {config.cuda_on_cpu} CUDA devices, which are this machine's "

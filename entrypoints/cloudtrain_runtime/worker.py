@@ -336,7 +336,7 @@ def exit_process(code: str | int | None) -> NoReturn:
 
     With torch loaded the shutdown takes 0.6 s. It also destroys a process group that a model still references, which
     can abort a run that had succeeded: with Gloo, up to half of the runs of an ordinary script fail so under plain
-    torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends its own children in the same way.
+    torchrun 2.13 (the cause is that of pytorch#179291). multiprocessing ends forked processes in the same way.
     """
     heartbeat.leave(has_failed=code not in (None, 0))
     if _leaving_seconds is not None:

@@ -51,9 +51,6 @@ def train(local_rank: int, args: argparse.Namespace) -> None:
     if rank == 0:
         torch.save(net.state_dict(), os.path.join(args.model_dir, "model.pt"))
         print(f"world size {world_size}: saved {args.model_dir}/model.pt", flush=True)
-    del (
-        model
-    )  # destroying a group that a model still references can abort the process (pytorch#179291)
     dist.destroy_process_group()
 
 
