@@ -48,9 +48,10 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "sitecustomize.py").write_text(start)
     (folder / "script.py").write_text(SCRIPT)
+    # Each process writes its lines at its end, at once: those of two processes do not mix.
     return subprocess.run(
-        [sys.executable, "-u", folder / "script.py", str(wanted), method],
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        [sys.executable, folder / "script.py", str(wanted), method],
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": ""},
         capture_output=True,
         text=True,
         check=False,

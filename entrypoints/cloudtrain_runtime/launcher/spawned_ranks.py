@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
+from cloudtrain_runtime.process import fast_exit
 from cloudtrain_runtime.process.after_import import call_after_import, change_arguments
-
-TYPE_CHECKING = False  # not from typing: each Python process of the ranks imports this module
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 _MODULE = "torch.multiprocessing.spawn"
 
@@ -33,20 +31,17 @@ class SpawnedRank:
     def __call__(self, *arguments: Any) -> None:
         """Call the function with the process's index and the arguments of `spawn`."""
         self._function(*arguments)
+        # multiprocessing itself ends a forked process without the shutdown.
         if os.getpid() == _started_in:
-            from cloudtrain_runtime.process import fast_exit
-
             fast_exit.exit_process(0)
 
 
 def skip_shutdown() -> None:
-    """Let ranks that this process spawns end so, and this process if it is one of them.
+    """Prepare this process, which may spawn ranks or be a spawned one.
 
     Called before anything else: exit handlers that are registered later run before the process ends.
     """
     global _started_in  # noqa: PLW0603 (a fact about this process)
-    from cloudtrain_runtime.process import fast_exit
-
     _started_in = os.getpid()
     fast_exit.register()
     call_after_import(_MODULE, _wrap)
